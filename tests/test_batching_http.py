@@ -154,6 +154,7 @@ def test_a_batch_gives_the_same_results_as_single_requests(
 ) -> None:
     include = ["attention_weights", "logsumexp", "received"]
     bodies = [request(seed, backend=backend, include=include) for seed in range(40)]
+    assert batching.client.post("/attention", json=bodies[0]).is_success  # which has the backend loaded
     before = samples(batching.client)
     answers = [Answer(connection) for connection in batching.all_at_once(bodies)]
     after = samples(batching.client)

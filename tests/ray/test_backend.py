@@ -5,8 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,8 @@ from attention_service.attention.spec import AttentionSpec
 from attention_service.attention.tiles import Tiling
 from attention_service.backends.base import Backend, Check
 from attention_service.backends.numpy.backend import NumpyBackend
+from attention_service.backends.ray import cluster as cluster_of_process
 from attention_service.backends.ray.backend import RayBackend
-from attention_service.backends.ray.cluster import _connecting
 from attention_service.codecs.decoded import Decoded
 from attention_service.codecs.table import CODECS
 from attention_service.errors import Busy, InvalidRequest, Overflow
@@ -145,10 +146,21 @@ def test_golden_cases_over_http(cluster: Cluster, backend: RayBackend) -> None:
                 expected.compare(answer)
 
 
+@contextmanager
+def connecting() -> Iterator[None]:
+    """As if another request still connected."""
+    kept, cluster_of_process._attempt = cluster_of_process._attempt, Future()
+    try:
+        yield
+    finally:
+        cluster_of_process._attempt.set_result(None)
+        cluster_of_process._attempt = kept
+
+
 def test_a_service_answers_while_a_request_waits_for_the_cluster(cluster: Cluster, backend: RayBackend) -> None:
     assert backend
     with serving(app(ray_address=cluster.address)) as client, ThreadPoolExecutor(1) as pool:
-        with _connecting:  # as if another request still connected
+        with connecting():
             waiting = pool.submit(client.post, "/attention", json={"input": [[1.0]], "backend": "ray"})
             until(lambda: "attention_slots_in_use 1.0\n" in client.get("/metrics").text)
             assert client.get("/health/live").status_code == 200
@@ -157,9 +169,9 @@ def test_a_service_answers_while_a_request_waits_for_the_cluster(cluster: Cluste
 
 
 def test_a_connection_that_takes_long_is_busy(backend: RayBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attention_service.backends.ray.cluster.OTHERS", 0.01)
-    with _connecting, ThreadPoolExecutor(1) as pool, pytest.raises(Busy, match="that takes long"):
-        pool.submit(run, backend, large(8, 8)).result()
+    monkeypatch.setattr("attention_service.backends.ray.cluster.WAIT", 0.01)
+    with connecting(), pytest.raises(Busy, match="that takes long"):
+        run(backend, large(8, 8))
 
 
 def test_estimates_follow_the_nodes_of_the_cluster(cluster: Cluster, backend: RayBackend) -> None:
@@ -187,6 +199,23 @@ from attention_service.backends.ray.cluster import connect
 print(connect("").all, flush=True)
 input()
 """
+
+
+IDLE = """
+import threading
+from attention_service.backends.ray.cluster import connect
+from attention_service.backends.ray.tasks import mapped
+thread = threading.Thread(target=connect, args=("", 1))
+thread.start()
+thread.join()
+print(sum(mapped(abs, range(-1000, 0), "", 1)))
+"""
+
+
+def test_a_cluster_outlives_the_thread_that_asked_for_it() -> None:
+    """Threads of a service end when they have nothing to do for some seconds."""
+    done = subprocess.run([sys.executable, "-c", IDLE], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "500500\n"), done.stderr
 
 
 def test_a_service_that_stops_leaves_no_process_of_ray() -> None:

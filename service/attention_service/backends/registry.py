@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from importlib import import_module
 from typing import Any, Final
@@ -50,8 +51,12 @@ class Backends:
 
     def may_wait(self, name: str, device: str) -> bool:
         """True if choosing a backend, or an estimate by it, can take seconds. Names may be those of no backend."""
-        found = self._made.get(self._resolve(name, device))
-        return found is None or found.is_remote
+        chosen = self._resolve(name, device)
+        if chosen not in BACKENDS:
+            return False
+        module, kind = BACKENDS[chosen]
+        loaded = sys.modules.get(module)
+        return loaded is None or bool(getattr(loaded, kind).is_remote)
 
     def _resolve(self, name: Any, device: str) -> spec.Backend:
         found: spec.Backend = name

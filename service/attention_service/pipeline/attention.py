@@ -107,7 +107,7 @@ class AttentionOperation(Operation[PreparedRequest, Codec, Result]):
         return key is not None and key in (self._kept if layer is None else layer.plans)
 
     def may_wait(self, decoded: Decoded) -> bool:
-        """True for a backend that is not loaded, or asks other machines; and for anything else that is no backend."""
+        """True for a backend that is not loaded, or asks other machines."""
         given = decoded.fields.get
         return self._backends.may_wait(str(given("backend") or "auto"), str(given("device") or "auto"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+from concurrent.futures import Future
 from typing import Any, Final, NamedTuple
 
 import ray
@@ -16,9 +17,11 @@ from attention_service.runtime.machine import cpu_count
 NAMESPACE: Final = "attention-service"
 # Seconds for a connection to the address of a cluster. Ray itself would wait for minutes.
 PATIENCE: Final = 3.0
-# Seconds that a request waits while another one connects, or starts a cluster.
-OTHERS: Final = 20.0
+# Seconds that a request waits for the connection to a cluster, or its start.
+WAIT: Final = 20.0
 _connecting: Final = threading.Lock()
+_attempt: Future[None] = Future()
+_attempt.set_result(None)
 
 
 class Processors(NamedTuple):
@@ -47,23 +50,41 @@ def connect(address: str, threads: int | None = None) -> Processors:
 
     Errors: Busy if the cluster cannot be reached, or has no processors.
     """
-    own: dict[str, Any] = {"address": address}
-    if not address:
-        own = {"address": "local", "include_dashboard": False, "num_cpus": threads or cpu_count()}
-    if not _connecting.acquire(timeout=OTHERS):
-        raise unavailable(f"a connection to {address or 'a new cluster'} that takes long")
     try:
-        if not ray.is_initialized():
-            _check_answers(address)
-            ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING, **own)
+        _attempted(address, threads).result(WAIT)
         found = _processors()
+    except TimeoutError:
+        raise unavailable(f"a connection to {address or 'a new cluster'} that takes long") from None
     except (OSError, RuntimeError, ValueError, RayError) as error:  # an address that is none, or where nobody answers
         raise unavailable(str(error)) from None
-    finally:
-        _connecting.release()
     if found.all < 1:
         raise unavailable("a cluster without processors")
     return found
+
+
+def _attempted(address: str, threads: int | None) -> Future[None]:
+    """The connection that is made already, or the attempt to make it, which begins unless another one lasts."""
+    global _attempt
+    with _connecting:
+        if _attempt.done() and not ray.is_initialized():
+            _attempt = Future()
+            threading.Thread(target=_hold, args=(address, threads, _attempt), daemon=True, name="ray").start()
+        return _attempt
+
+
+def _hold(address: str, threads: int | None, attempt: Future[None]) -> None:
+    """Connect, and live on: the processes of a cluster on this machine end with the thread that started them."""
+    own: dict[str, Any] = {"address": address}
+    if not address:
+        own = {"address": "local", "include_dashboard": False, "num_cpus": threads or cpu_count()}
+    try:
+        _check_answers(address)
+        ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING, **own)
+    except BaseException as error:
+        attempt.set_exception(error)
+        return
+    attempt.set_result(None)
+    threading.Event().wait()
 
 
 def start(threads: int) -> str:

@@ -16,7 +16,9 @@ import pytest
 import safetensors.numpy
 
 from attention_service.cli import main
+from attention_service.codecs.table import CODECS
 from attention_service.commands.files import write_request
+from attention_service.comparison.calls.request import typed_arguments
 from attention_service.comparison.inputs import make_input
 from attention_service.comparison.recipes import recipe_for
 
@@ -322,6 +324,23 @@ def test_a_function_that_fails_for_a_call_is_an_error(name: str, said: str, comm
     status, printed, error = command("compare", "call.json", f"own_kernels:{name}")
     assert (status, printed) == (3, "")
     assert said in error
+
+
+def test_whole_numbers_in_lists_are_indices_only_where_a_function_takes_indices() -> None:
+    """JavaScript writes 1.0 as 1."""
+    arguments = {
+        "q": [[[[1, 0]]]],
+        "k_cache": [[[[1, 0]], [[0, 1]]]],
+        "v_cache": [[[[1.5, 0.0]], [[0.0, 1.0]]]],
+        "block_table": [[0]],
+        "cache_seqlens": [2],
+        "alibi_slopes": [1],
+    }
+    fields = {"call": "flash_attn.flash_attn_with_kvcache", "arguments": arguments, "dtype": "float32"}
+    decoded = CODECS["application/json"].decode(json.dumps(fields).encode(), 2**20)
+    found = {name: str(array.dtype) for name, array in typed_arguments(decoded).items()}
+    floats = dict.fromkeys(("q", "k_cache", "v_cache", "alibi_slopes"), "float32")
+    assert found == floats | {"block_table": "int32", "cache_seqlens": "int32"}
 
 
 def test_arguments_are_refused_before_the_function_is_called(command: Command) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
@@ -12,6 +13,7 @@ from attention_service.comparison.calls.question import CallQuestion, make_call_
 from attention_service.comparison.legal import chosen
 from attention_service.comparison.tolerances import Tolerance
 from attention_service.engines.table import decode
+from attention_service.errors import InvalidRequest
 from attention_service.pipeline.calls import in_arguments, named_call
 from attention_service.schemas.compare import CompareRequest
 from attention_service.schemas.request import CALL
@@ -46,14 +48,22 @@ def call_question(decoded: Decoded) -> CallQuestion:
 def typed_arguments(decoded: Decoded) -> dict[str, Any]:
     """The arguments of a call, arrays that came as lists in types that functions take.
 
-    Whole numbers are int32, as indices of all libraries are, others of the `dtype` beside the call, by default float64.
-    Errors: as of call_question.
+    Numbers have the `dtype` beside the call, by default float64. Indices, which are refused as floats,
+    are int32, as in all libraries. Errors: as of call_question.
     """
     body = validate(CompareRequest, decoded.fields)
-    _, arguments, untyped = named_call(body, decoded, BESIDE)
-    types = {"i": np.dtype(np.int32), "f": FLOATS[body.dtype or "float64"]}
-    for name in untyped:
+    function, arguments, untyped = named_call(body, decoded, BESIDE)
+    kind = FLOATS[body.dtype or "float64"]
+    for name in sorted(untyped):
         array = arguments[name]
-        if isinstance(array, np.ndarray) and array.dtype.kind in types:
-            arguments[name] = array.astype(types[array.dtype.kind])
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "if":
+            continue
+        floats = arguments | {name: array.astype(kind)}
+        arguments[name] = array.astype(np.int32)
+        if array.dtype.kind == "f":
+            arguments = floats
+            continue
+        with suppress(InvalidRequest):
+            decode(function, floats, body.version, untyped)
+            arguments = floats
     return arguments

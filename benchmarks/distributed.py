@@ -100,10 +100,10 @@ def timing() -> Iterator[Times]:
     """The times of what is computed inside."""
     times = Times()
     backend: Any = module
-    waiting: Any = tasks
+    task_loop: Any = tasks
     part: Any = Part
     kept = backend.ray, backend._compute, part.put
-    backend.ray = waiting.ray = TimedRay(times)
+    backend.ray = task_loop.ray = TimedRay(times)
     backend._compute, part.put = timed_compute, times.add("merge", part.put)
     start = time.perf_counter()
     try:
@@ -111,7 +111,7 @@ def timing() -> Iterator[Times]:
     finally:
         times.total = time.perf_counter() - start
         backend.ray, backend._compute, part.put = kept
-        waiting.ray = ray
+        task_loop.ray = ray
 
 
 def measure(spec: AttentionSpec, backend: NumpyBackend) -> tuple[Times, np.ndarray]:

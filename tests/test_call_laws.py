@@ -152,8 +152,10 @@ def test_a_function_is_asked_for_its_logsumexp() -> None:
     assert statuses(returning, name, paged([5, 9]))["mergeable"] == "holds"
     only = statuses(lambda **arguments: gathered(**arguments)[0], name, paged([5, 9]))
     assert only["mergeable"] == "unsupported: returns no logsumexp"
-    exact = lambda **given: call(name, **given)  # noqa: E731
     for arguments in (paged([1, 4]), paged([9, 9], window_size=(2, 0))):
-        assert statuses(exact, name, arguments)["mergeable"].startswith("unsupported: no query that sees")
-    infinite = lambda **given: [x * np.nan for x in call(name, **given)[:2]]  # noqa: E731
+        assert statuses(partial(call, name), name, arguments)["mergeable"].startswith("unsupported: no query that sees")
+
+    def infinite(**given: Any) -> list[np.ndarray]:
+        return [array * np.nan for array in call(name, **given)[:2]]
+
     assert "sequence 0 cut before key 4: /parts/0/logsumexp" in statuses(infinite, name, paged([5, 9]))["mergeable"]

@@ -100,7 +100,7 @@ def _run(name: str, target: Target, arguments: Mapping[str, Any]) -> Any:
 
 
 def _checked(name: str, found: dict[str, Any]) -> dict[str, Any]:
-    """What a function returned, by name. Errors: CommandError for nothing."""
+    """The arrays that a function returned, as they are. Errors: CommandError if there is none."""
     if not found:
         raise CommandError(f"{name}: expected the output or a dict of arrays, got nothing", FAILED)
     return found

@@ -190,10 +190,8 @@ def mergeable(subject: Subject) -> str | None:
         except InvalidRequest as error:  # NaN
             return f"sequence {n} cut before key {cut[n]}: {error}"
         for name, found in merged._asdict().items():
-            when, tolerance = (
-                f"in sequence {n} cut before key {cut[n]} and merged",
-                tolerance_of(whole[n]["output"].dtype),
-            )
+            when = f"in sequence {n} cut before key {cut[n]} and merged"
+            tolerance = tolerance_of(whole[n]["output"].dtype)
             if (message := apart(found, whole[n][name], when, tolerance, name)) is not None:
                 return message
     return None

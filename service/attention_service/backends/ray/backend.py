@@ -66,7 +66,7 @@ class RayBackend(NumpyBackend):
         connect(self._address, self.threads)
 
     def map(self, function: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:
-        """What a function returns for each item, in order; each is a task of the cluster. Errors: Busy."""
+        """The results of a function for all items, in their order; each is a task of the cluster. Errors: Busy."""
         return mapped(function, items, self._address, self.threads)
 
     def _distributes(self, plan: Plan, device: str) -> bool:

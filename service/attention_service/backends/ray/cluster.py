@@ -63,7 +63,7 @@ def connect(address: str, threads: int | None = None) -> Processors:
 
 
 def _attempted(address: str, threads: int | None) -> Future[None]:
-    """The connection that is made already, or the attempt to make it, which begins unless another one lasts."""
+    """The attempt to connect: the last one if it succeeded or still lasts, else a new one."""
     global _attempt
     with _connecting:
         if _attempt.done() and not ray.is_initialized():

@@ -21,7 +21,7 @@ INTERVAL: Final = 0.1
 def results(
     start: Callable[..., Any], arguments: Iterable[tuple[Any, ...]], workers: int, check: Check = no_check
 ) -> Iterator[Any]:
-    """What tasks return, in the order of their arguments. Those that have not ended are cancelled when nobody asks on.
+    """The results of tasks, in the order of their arguments. Closing the iterator cancels the tasks that still run.
 
     start: starts a task, as `remote` of a remote function; workers: processors of the cluster
 
@@ -54,7 +54,10 @@ def results(
 
 
 def mapped(function: Callable[[Any], Any], items: Iterable[Any], address: str, threads: int | None) -> Iterator[Any]:
-    """What a function returns for each item, a task for each, in order. Errors: as of `connect` and `results`."""
+    """The results of a function for all items, in their order; each is a task.
+
+    Errors: as of `connect` and `results`.
+    """
     workers = connect(address, threads).all
     shared = ray.put(function)
     yield from results(_apply.remote, ((shared, item) for item in items), workers)
@@ -66,7 +69,7 @@ def _apply(function: Callable[[Any], Any], item: Any) -> Any:
 
 
 def _result(reference: Any, check: Check) -> Any:
-    """What a task returns, which is computed again if it was lost meanwhile. Errors: as of `results`."""
+    """The result of a task, which Ray computes again if it was lost. Errors: as of `results`."""
     while True:
         check()
         try:

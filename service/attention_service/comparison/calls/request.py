@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
@@ -46,24 +45,26 @@ def call_question(decoded: Decoded) -> CallQuestion:
 
 
 def typed_arguments(decoded: Decoded) -> dict[str, Any]:
-    """The arguments of a call, arrays that came as lists in types that functions take.
+    """The arguments of a call, with arrays that came as lists in types that functions take.
 
-    Numbers have the `dtype` beside the call, by default float64. Indices, which are refused as floats,
-    are int32, as in all libraries. Errors: as of call_question.
+    Indices, which a call refuses as floats, become int32, as in all libraries. Other numbers get the `dtype` beside the
+    call, by default float64. Errors: as of call_question.
     """
     body = validate(CompareRequest, decoded.fields)
     function, arguments, untyped = named_call(body, decoded, BESIDE)
     kind = FLOATS[body.dtype or "float64"]
     for name in sorted(untyped):
         array = arguments[name]
-        if not isinstance(array, np.ndarray) or array.dtype.kind not in "if":
-            continue
-        floats = arguments | {name: array.astype(kind)}
-        arguments[name] = array.astype(np.int32)
-        if array.dtype.kind == "f":
-            arguments = floats
-            continue
-        with suppress(InvalidRequest):
-            decode(function, floats, body.version, untyped)
-            arguments = floats
+        if isinstance(array, np.ndarray) and array.dtype.kind in "if":
+            arguments[name] = array.astype(kind)
+            if array.dtype.kind == "i" and not _is_accepted(function, arguments, body.version, untyped):
+                arguments[name] = array.astype(np.int32)
     return arguments
+
+
+def _is_accepted(function: str, arguments: dict[str, Any], version: int | None, untyped: set[str]) -> bool:
+    try:
+        decode(function, arguments, version, untyped)
+    except InvalidRequest:
+        return False
+    return True

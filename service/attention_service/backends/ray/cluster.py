@@ -66,14 +66,26 @@ def _attempted(address: str, threads: int | None) -> Future[None]:
     """The attempt to connect: the last one if it succeeded or still lasts, else a new one."""
     global _attempt
     with _connecting:
-        if _attempt.done() and not ray.is_initialized():
-            _attempt = Future()
-            threading.Thread(target=_hold, args=(address, threads, _attempt), daemon=True, name="ray").start()
-        return _attempt
+        if not _attempt.done() or ray.is_initialized():
+            return _attempt
+        attempt = _attempt = Future()
+    # The processes of a cluster on this machine end with the thread that starts them, which must live on.
+    if threading.current_thread() is threading.main_thread():
+        _begin(address, threads, attempt)
+    else:
+        threading.Thread(target=_hold, args=(address, threads, attempt), daemon=True, name="ray").start()
+    return attempt
 
 
 def _hold(address: str, threads: int | None, attempt: Future[None]) -> None:
-    """Connect, and live on: the processes of a cluster on this machine end with the thread that started them."""
+    """Connect, and live on if that succeeds."""
+    _begin(address, threads, attempt)
+    if attempt.exception() is None:
+        threading.Event().wait()
+
+
+def _begin(address: str, threads: int | None, attempt: Future[None]) -> None:
+    """Connect, and set the outcome of the attempt."""
     own: dict[str, Any] = {"address": address}
     if not address:
         own = {"address": "local", "include_dashboard": False, "num_cpus": threads or cpu_count()}
@@ -82,9 +94,8 @@ def _hold(address: str, threads: int | None, attempt: Future[None]) -> None:
         ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING, **own)
     except BaseException as error:
         attempt.set_exception(error)
-        return
-    attempt.set_result(None)
-    threading.Event().wait()
+    else:
+        attempt.set_result(None)
 
 
 def start(threads: int) -> str:

@@ -3,9 +3,10 @@
     python -m tests.deep_mutations [PATH ...] [--draws N] [--seed N] [--again]
 
 PATH is a module or package, `attention/cost.py` for example. Changes are made in a copy of the working tree, whose
-tests run until one fails: those of the module first, then all fast ones, at last those marked slow. Finished changes
-are recorded in a file, so that a second call resumes; `--again` tries its survivors once more. The exit status is 1 if
-too many changes survive: some are equal in meaning to what was there.
+tests run until one fails: those that run the changed line first, by coverage of the unchanged copy, then all that are
+not marked slow, at last those that are. Finished changes are recorded in a file, so that a second call resumes;
+`--again` tries its survivors once more. The exit status is 1 if too many changes survive: some are equal in meaning to
+what was there.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final, NamedTuple
 
+from coverage import CoverageData
+
 KILLED: Final = 0.9  # the share of changes that tests must notice
 TIME_LIMIT: Final = "the time limit of"  # a change that hangs; or a machine that is busy with something else
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -33,9 +36,10 @@ PROGRESS: Final = ROOT / ".mutations-progress.json"
 PACKAGE: Final = "service/attention_service"
 PATHS: Final = ("attention", "backends", "comparison", "pipeline", "codecs")
 NOT_COPIED: Final = (".git", ".venv*", ".hypothesis", ".*_cache", "__pycache__", "build", "dist", "node_modules")
-# Modules that run nearly all of the product in a few seconds.
-GENERAL: Final = ("test_options", "test_outputs", "test_bad_requests", "test_operations", "test_backends")
-PARALLEL: Final = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+# Coverage that keeps which tests ran a line. Without branches, which are not asked for.
+BY_TEST: Final = ("branch = true", 'dynamic_context = "test_function"')
+STAGES: Final = ("line", "fast", "slow")
+PARALLEL: Final = ("-n", "2", "--dist", "worksteal")
 
 OPERATORS: Final[dict[type[ast.AST], tuple[str, str]]] = {
     ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
@@ -50,6 +54,7 @@ class Change(NamedTuple):
     """Bytes of a module, and what replaces them. text: the place, and its line before and after, for readers"""
 
     path: str
+    line: int
     start: int
     stop: int
     new: bytes
@@ -110,18 +115,14 @@ def changes_of(path: str, source: bytes, random: Random) -> Iterator[Change]:
             begin = sum(map(len, lines[:row]))
             after = source[begin:place] + new.encode() + source[place + len(old) : begin + len(lines[row])]
             text = f"{path}:{row + 1}: {lines[row].decode().strip()}  ->  {after.decode().strip()}"
-            yield Change(path, place, place + len(old), new.encode(), text)
+            yield Change(path, row + 1, place, place + len(old), new.encode(), text)
 
 
-def near(root: Path, path: str) -> list[str]:
-    """Test modules that import a module or are named as a part of its path, then those that run most of the product."""
-    name = re.escape("attention_service." + path.removesuffix(".py").replace("/", "."))
-    words = {word[:6] for word in re.split(r"[/_.]", path)}  # comparison is compare in names of tests
-    modules = [*sorted((root / "tests").glob("test_*.py")), *(root / "tests" / "memory").glob("test_*.py")]
-    importing = [module for module in modules if re.search(rf"{name}\b", module.read_text(encoding="utf-8"))]
-    named = [module for module in modules if words & {word[:6] for word in module.stem.split("_")[1:]}]
-    general = [root / "tests" / f"{stem}.py" for stem in GENERAL]
-    return [str(module.relative_to(root)) for module in dict.fromkeys([*importing, *named, *general])]
+def node_id(context: str, root: Path) -> str:
+    """What pytest calls the test function of a context of coverage: `tests.test_x.TestY.test_z`."""
+    parts = context.split(".")
+    module = next(n for n in range(len(parts), 0, -1) if (root / "/".join(parts[:n])).with_suffix(".py").is_file())
+    return "::".join([f"{'/'.join(parts[:module])}.py", *parts[module:]])
 
 
 class Copy:
@@ -135,6 +136,24 @@ class Copy:
         found = subprocess.check_output(where, cwd=self.root, env=self.environment, text=True)
         assert found.strip() == str(self.root / PACKAGE / "__init__.py"), f"tests would import {found}"
         self._written = int(time.time())
+        self._coverage = CoverageData()
+
+    def measure(self) -> None:
+        """Run the tests that are not marked slow on the unchanged copy, and keep which of them run each line."""
+        configuration = self.root / "pyproject.toml"
+        configuration.write_text(configuration.read_text(encoding="utf-8").replace(*BY_TEST), encoding="utf-8")
+        tests = ["run", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *PARALLEL]
+        for command in (tests, ["combine", "-q"]):
+            line = [sys.executable, "-m", "coverage", *command]
+            subprocess.run(line, cwd=self.root, env=self.environment, check=True)
+        self._coverage = CoverageData(str(self.root / ".coverage"))
+        self._coverage.read()
+
+    def tests_of(self, change: Change) -> list[str]:
+        """The tests that run the changed line; where it runs on import only, those that run any line of its module."""
+        lines = self._coverage.contexts_by_lineno(str(self.root / PACKAGE / change.path))
+        contexts = set(lines.get(change.line, [])) - {""} or {one for found in lines.values() for one in found} - {""}
+        return sorted({node_id(context, self.root) for context in contexts})
 
     def changes(self, paths: list[str], random: Random) -> list[Change]:
         """All changes of modules and packages. Without torch, its backend is imported by no test."""
@@ -181,25 +200,30 @@ class Copy:
         return match[1] if match else f"{output.strip().splitlines()[-1:]}"
 
 
-def arguments_of(stage: str, root: Path, path: str) -> list[str]:
-    """What pytest runs in a stage for a module."""
-    marks = ["-m", "slow" if stage == "slow" else "not slow"]
-    return [*marks, *(near(root, path) if stage == "near" else PARALLEL)]
+def arguments_of(stage: str, copy: Copy, change: Change) -> list[str]:
+    """What pytest runs in a stage for a change. No test runs a line that is never reached."""
+    if stage == "line":
+        tests = copy.tests_of(change)
+        return tests and [*PARALLEL, "-m", "not slow", *tests]
+    return [*PARALLEL, "-m", "slow" if stage == "slow" else "not slow"]
 
 
 def run_stage(stage: str, changes: list[Change], copy: Copy, progress: dict[str, Any]) -> None:
     """Run the tests of a stage for all changes that survived so far. The unchanged copy passes them first."""
     killed, survived, seconds = progress["killed"], progress["survived"], progress["seconds"]
-    for change in changes:
-        if change.text in killed or stage in survived.get(change.text, []):
-            continue
-        arguments = arguments_of(stage, copy.root, change.path)
-        if stage not in seconds:
-            start = time.monotonic()
-            if failed := copy.first_failure(arguments):
-                sys.exit(f"{failed} fails without any change")
-            seconds[stage] = time.monotonic() - start
-        if test := copy.killed_by(change, arguments, 60 + 5 * seconds[stage]):
+    left = [change for change in changes if change.text not in killed and stage not in survived.get(change.text, [])]
+    start = time.monotonic()
+    if left and stage == "line":
+        copy.measure()
+        seconds[stage] = time.monotonic() - start
+    elif left and stage not in seconds:
+        if failed := copy.first_failure(arguments_of(stage, copy, left[0])):
+            sys.exit(f"{failed} fails without any change")
+        seconds[stage] = time.monotonic() - start
+    for change in left:
+        arguments = arguments_of(stage, copy, change)
+        test = copy.killed_by(change, arguments, 60 + 5 * seconds[stage]) if arguments else None
+        if test:
             killed[change.text] = test
         else:
             survived.setdefault(change.text, []).append(stage)
@@ -229,7 +253,7 @@ def main() -> None:
         found = copy.changes(options.paths, random)
         changes = random.sample(found, min(options.draws, len(found)))
         print(f"{len(changes)} of {len(found)} changes, seed {options.seed}", flush=True)
-        for stage in ("near", "fast", "slow"):
+        for stage in STAGES:
             run_stage(stage, changes, copy, progress)
     survivors = [change.text for change in changes if change.text not in progress["killed"]]
     for text in survivors:

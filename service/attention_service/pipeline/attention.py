@@ -81,16 +81,15 @@ class AttentionOperation(Operation[PreparedRequest, Codec, Result]):
         if kept is not None:
             return PreparedRequest(kept, decoded.fields, decoded)
         spec, plan = planned(validated(AttentionRequest, decoded, layer)[1], layer)
-        size = 0 if key is None else _own_bytes(spec, plan, layer)
-        is_kept = key is not None and size <= (MAX_ARRAYS if layer is None else MAX_LAYER_ARRAYS)
         shared = self._share(spec, plan)
-        if key is not None and is_kept and not shared.backend.is_remote:
-            if layer is not None:
-                layer.keep_plan(key, shared, size)
-            else:
+        if key is not None and not shared.backend.is_remote:
+            size = _own_bytes(spec, plan, layer)
+            if layer is None and size <= MAX_ARRAYS:
                 if len(self._kept) >= MAX_PLANS:
                     self._kept.clear()
                 self._kept[key] = shared
+            elif layer is not None and size <= MAX_LAYER_ARRAYS:
+                layer.keep_plan(key, shared, size)
         return PreparedRequest(shared, spec.sources, decoded)
 
     def is_planned(self, decoded: Decoded, layer: Layer | None) -> bool:

@@ -90,11 +90,11 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def peak_bytes(self, plan: Plan, device: str, copied: int | None = None) -> int:
+    def peak_bytes(self, plan: Plan, device: str, copied: int) -> int:
         """Upper bound of the machine's memory for computing a plan, beyond the arrays of the request, in bytes.
 
         The results are included; the memory of a GPU is not. copied: bytes of arrays of the request that are cast, see
-        `cost.copied_bytes`; None if that is not known
+        `cost.copied_bytes`
 
         Errors: UnknownBackend.
         """

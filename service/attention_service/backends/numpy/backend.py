@@ -100,7 +100,7 @@ class NumpyBackend(Backend):
         """Weights that were computed before in bins, see `binning.bin_weights`."""
         return bin_weights(plan, self._tiling(plan), weights, bins)
 
-    def peak_bytes(self, plan: Plan, device: str, copied: int | None = None) -> int:
+    def peak_bytes(self, plan: Plan, device: str, copied: int) -> int:
         """Upper bound of the memory for computing a plan, see Backend.peak_bytes."""
         return cost.peak_bytes(plan, cost.working_bytes(plan, self._tiling(plan)), copied)
 

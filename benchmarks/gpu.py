@@ -1,7 +1,7 @@
 # mypy: disable-error-code="import-not-found"
 """The torch backend on a GPU, beside torch's kernels, the copies and the HTTP floor by themselves.
 
-    python -m benchmarks.gpu [--step kernel|gradients|end-to-end|batches]
+    python -m benchmarks.gpu [--step kernel|gradients|end-to-end|small]
 
 Each step takes under eight minutes; without --step all run. --device cpu runs them with small sizes as a test that they
 run: its numbers mean nothing.
@@ -335,17 +335,6 @@ def burst(port: int, messages: list[bytes]) -> tuple[float, list[float]]:
     return whole, found
 
 
-def batched(port: int) -> float:
-    """Return the mean number of requests per batch from the server's metrics, 1 without batches."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request("GET", "/metrics")
-    text = connection.getresponse().read().decode()
-    connection.close()
-    counts = dict(re.findall(r"^(attention_batche[sd]\w*) ([\d.e+]+)$", text, re.MULTILINE))
-    batches = float(counts.get("attention_batches_total", 0))
-    return float(counts["attention_batched_requests_total"]) / batches if batches else 1.0
-
-
 def small_requests(count: int) -> list[bytes]:
     """Return so many requests of the shapes of W1 in JSON."""
     load, form = workloads()["W1"], lists("/attention", dtype="float32")
@@ -357,16 +346,10 @@ def small_requests(count: int) -> list[bytes]:
     return found
 
 
-def batches_step(device: str, size: Size) -> None:
-    """Print many concurrent small requests, with dynamic batching and without."""
-    table = Table(
-        f"{size.clients} requests at once, JSON, with weights", "requests/s", "p50 ms", "p99 ms", "in a batch"
-    )
-    for name, settings in (
-        ("NumPy, in the event loop", {"backend": "numpy"}),
-        ("torch, each by itself", {"batch_window": "0"}),
-        ("torch, in batches", {"batch_window": "0.002"}),
-    ):
+def small_step(device: str, size: Size) -> None:
+    """Print many concurrent small requests, computed by NumPy and by torch."""
+    table = Table(f"{size.clients} requests at once, JSON, with weights", "requests/s", "p50 ms", "p99 ms")
+    for name, settings in (("NumPy, in the event loop", {"backend": "numpy"}), ("torch", {})):
         messages = small_requests(size.clients)
         with service(device, queue=str(size.clients), **settings) as running:  # none of which is refused
             burst(running.port, messages[:50])
@@ -376,13 +359,12 @@ def batches_step(device: str, size: Size) -> None:
                 rates.append(size.clients / whole)
                 times += sorted(found)
             p50, p99 = (np.percentile(times, percent) * 1e3 for percent in (50, 99))
-            mean = batched(running.port)
         rate = f"{statistics.median(rates):,.0f}"
-        table.add(f"6 × 4: {name}", rate, f"{p50:.1f}", f"{p99:.1f}", f"{mean:.1f}")
+        table.add(f"6 × 4: {name}", rate, f"{p50:.1f}", f"{p99:.1f}")
     print(table)
 
 
-STEPS = {"kernel": kernel_step, "gradients": gradients_step, "end-to-end": end_to_end_step, "batches": batches_step}
+STEPS = {"kernel": kernel_step, "gradients": gradients_step, "end-to-end": end_to_end_step, "small": small_step}
 
 
 def main() -> int:

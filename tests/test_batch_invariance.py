@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import inf
@@ -13,7 +12,6 @@ import pytest
 from hypothesis import settings
 
 from attention_service import attend
-from attention_service.attention.result import Result
 from attention_service.backends.numpy.backend import NumpyBackend
 from attention_service.errors import InvalidRequest
 from attention_service.library import backends, calls
@@ -21,7 +19,6 @@ from tests.conftest import app, serving
 from tests.helpers.backends import compute_as_if_large
 from tests.helpers.batches import aligned, alone, draw, whole
 from tests.helpers.wire import SAFETENSORS, read, write
-from tests.test_batching import attend_alone, attend_one, decoded, engine, new_execution
 
 # Three times as many requests as hypothesis tries for a property: 2,000 of those by `make test-deep`. A fifth of them
 # differed before the decisions about a batch entry were left to its own numbers.
@@ -162,29 +159,18 @@ def test_non_finite_numbers_of_another_entry() -> None:
         )
 
 
-def test_requests_that_are_joined() -> None:
-    """`ATTENTION_BATCH_WINDOW` joins requests: each has the bits that it has alone, whatever the others hold."""
-    options: dict[str, Any] = {"include": ["attention_weights", "scores"]}
-    requests = [decoded(seed, tokens=40, **options) for seed in range(6)]
-    for number, request in enumerate(requests):
-        random = np.random.default_rng(number)
-        request.fields.update({name: random.normal(size=(40, 16)) for name in ("query", "key", "value")})
-        request.fields["query"] *= 10.0**number
-        if number % 2:  # whose product BLAS could compute in another way
-            request.fields["key"] = request.fields["query"]
-    sizes: list[int] = []
-
-    async def together() -> list[Result]:
-        joined = engine()
-        assert joined.batcher is not None
-        joined.batcher.on_batch = sizes.append
-        return await asyncio.gather(*(attend_one(joined, request, new_execution()) for request in requests))
-
-    for request, found in zip(requests, asyncio.run(together()), strict=True):
-        expected = attend_alone(request)
+def test_entries_of_all_sizes_whose_keys_may_be_the_queries() -> None:
+    """Alone, the keys of every other entry are the very array of its queries, whose product BLAS rounds otherwise."""
+    options: dict[str, Any] = {"is_causal": True, "include": ["attention_weights", "scores"]}
+    query, key, value = (np.random.default_rng(i).normal(size=(6, 1, 40, 16)).astype(np.float32) for i in range(3))
+    query *= np.float32(10) ** np.arange(6, dtype=np.float32)[:, None, None, None]
+    key[1::2] = query[1::2]
+    batch = attend(query, key, value, **options)
+    for entry in range(6):
+        one = query[entry : entry + 1]
+        found = attend(one, one if entry % 2 else key[entry : entry + 1], value[entry : entry + 1], **options)
         for name in ("output", "attention_weights", "scores"):
-            assert np.array_equal(found[name], expected[name]), name
-    assert sizes == [6]
+            assert np.array_equal(batch[name][entry : entry + 1], found[name]), (entry, name)
 
 
 @pytest.mark.torch

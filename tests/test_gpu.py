@@ -387,22 +387,6 @@ def test_the_backend_auto_uses_the_gpu(service: httpx.Client) -> None:
         assert (answer["backend"], answer["device"]) == expected
 
 
-def test_small_requests_are_computed_in_a_batch(service: httpx.Client) -> None:
-    from tests.test_batching_http import Answer, assert_same, connect, request, send
-
-    bodies = [request(seed) for seed in range(64)]
-    with serving(app(backend="auto", batch_window=0.002)) as batching:
-        until(lambda: batching.get("/health/ready").status_code == 200)
-        connections = [connect(batching) for _ in bodies]
-        assert batching.get("/health/live").status_code == 200  # the server has accepted the earlier connections, too
-        for connection, body in zip(connections, bodies, strict=True):
-            send(connection, body)
-        answers = [Answer(connection) for connection in connections]
-    assert max(answer.batch for answer in answers) > 1
-    for body, answer in zip(bodies, answers, strict=True):
-        assert_same(answer.body, service.post("/attention", json=body).json())
-
-
 def test_concurrent_requests_do_not_mix() -> None:
     """Each thread has its own CUDA stream."""
     requests = [random_request(seed, longest=200) for seed in range(1000, 1016)]

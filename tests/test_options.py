@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 
 import attention_service
-from attention_service.attention import merging
 from attention_service.attention.operands import make_operands
 from attention_service.attention.options import ALWAYS
 from attention_service.attention.outputs import FORWARD
 from attention_service.attention.plan import Plan
 from attention_service.attention.planning import make_plan
-from attention_service.attention.result import Result, make_result
+from attention_service.attention.result import Result
 from attention_service.attention.score_term import ScoreTerm
 from attention_service.attention.spec import (
     SOURCES,
@@ -134,37 +133,6 @@ def test_the_small_path_refuses_or_agrees_with_the_general_path(name: str) -> No
     assert_same(NumpyBackend().run(make_plan(spec), spec, spec.sources), general(spec), dtype=spec.dtype or "float64")
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_merged_requests_agree_with_single_requests(name: str) -> None:
-    """Requests that can be merged into a batch give the same results as alone."""
-    spec = changed(name)
-    plan = make_plan(spec)
-    if not merging.can_be_merged(plan):
-        return
-    given: dict[str, Any] = {role: numbers(*array.shape, seed=9) for role, array in spec.sources.items()}
-    specs = [spec, spec._replace(**given)]
-    merged = merging.merge(plan, 2)
-    operands = merging.merge_operands([make_operands(one, plan, one.sources) for one in specs])
-    with np.errstate(all="ignore"):
-        computed = NumpyBackend().execute(merged, operands, "cpu")
-    for one, part in zip(specs, merging.split(computed, 2), strict=True):
-        assert_same(make_result(plan, part), general(one))
-
-
-def test_only_requests_with_known_options_can_be_merged() -> None:
-    mergeable = {name for name in CHANGES if merging.can_be_merged(make_plan(changed(name)))}
-    assert mergeable >= {"is_causal", "softcap", "scale", "layout", "top_k", "include logsumexp"}
-    assert not mergeable & {
-        "bias",
-        "mask",
-        "rotary.base",
-        "projection.query.weight",
-        "past_key",
-        "normalization",
-        "sinks",
-    }
-
-
 @pytest.mark.torch
 @pytest.mark.parametrize("name", CHANGES)
 def test_fused_kernels_refuse_or_agree_with_the_general_path(name: str) -> None:
@@ -203,7 +171,6 @@ def test_all_fast_paths_refuse_an_unknown_option(name: str) -> None:
     plan = unknown_options()[name]
     assert len(plan.options - ALWAYS) == 1
     assert not fits(plan)
-    assert not merging.can_be_merged(plan)
     if HAS_TORCH:
         from attention_service.backends.dense.operands import load_operands
         from attention_service.backends.torch import devices, sdpa
@@ -261,7 +228,6 @@ def test_small_requests_take_the_small_path() -> None:
 GENERAL = "computes all options: every path is held against it above"
 READERS = {
     "attention/cost.py": "tests/memory measures each option of the table",
-    "attention/merging.py": "MERGEABLE",
     "attention/result.py": GENERAL,
     "attention/tiles.py": GENERAL,
     "backends/dense/backward.py": "tests/test_gradients.py holds every option against torch",

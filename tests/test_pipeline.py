@@ -1,7 +1,7 @@
 """Steps of the pipeline by themselves: deadline, timings, decoding, files of commands, execution strategy.
 
-test_operations.py holds the whole path of a request (run.py); admission, attention, batching, layers and prepare have
-modules of their own.
+test_operations.py holds the whole path of a request (run.py); admission, attention, layers and prepare have modules of
+their own.
 """
 
 from __future__ import annotations
@@ -87,11 +87,8 @@ def test_timings_are_the_seconds_of_each_step(clock: Clock) -> None:
     assert (timings.decode, timings.prepare, timings.queue, timings.compute) == (0.625, 0, 0.25, 2)
     assert timings.header() == "decode;dur=625.000, prepare;dur=0.000, queue;dur=250.000, compute;dur=2000.000"
     clock.now += 0.5
-    timings.begin_batch(3)
-    clock.now += 1
     timings.step("encode")
-    assert timings.queue == 0.75
-    assert timings.header().endswith(', compute;dur=2000.000, batch;desc="3", encode;dur=1000.000')
+    assert timings.header().endswith(", compute;dur=2000.000, encode;dur=500.000")
 
 
 @pytest.mark.parametrize(
@@ -146,8 +143,6 @@ def test_the_bound_of_decoding_is_not_held_afterwards(codec: Codec, body: bytes,
         (SMALL._replace(flops=20 * FLOPS + 1), True, "thread"),
         (SMALL._replace(flops=math.inf), True, "thread"),
         (SMALL._replace(waits_for_gpu=True), True, "thread"),
-        (SMALL._replace(waits_for_gpu=True, can_batch=True), False, "batch"),
-        (SMALL._replace(flops=FLOPS + 1, can_batch=True), False, "thread"),
     ],
 )
 def test_the_execution_strategy_follows_from_the_cost(cost: Cost, is_idle: bool, strategy: str) -> None:

@@ -120,25 +120,15 @@ def test_a_client_that_disconnects_releases_its_memory() -> None:
         until(lambda: (admission.free, admission.counted_requests) == (admission.memory, 0))
 
 
-def test_the_requests_of_a_batch_are_freed() -> None:
-    """Also requests whose fault is found while the batch is computed."""
-    huge = np.full((4, 4), 1e30).tolist()
-    with serving(app(batch_window=0.05, backend="numpy")) as client, assert_freed():
-        for rows, status in (([[0.5] * 4] * 200, 200), (huge, 422)):
-            reply = client.post("/attention", content=body(input=rows, dtype="float32"), headers=JSON)
-            assert reply.status_code == status
-
-
 @pytest.mark.parametrize("path", ["/attention", "/attention/compare", "/attention/heatmap"])
-@pytest.mark.parametrize("window", [0.0, 0.05], ids=["alone", "batch"])
-def test_a_request_is_freed_whatever_its_operation(path: str, window: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_is_freed_whatever_its_operation(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also a request for which an allocation fails, whose error holds the frames of the computation."""
 
     def fail(*given: object) -> None:
         raise MemoryError
 
     content = body(input=[[0.5] * 4] * 30, is_causal=True)
-    with serving(app(batch_window=window)) as client:
+    with serving(app()) as client:
         assert client.post(path, content=content, headers=JSON).status_code == 200  # fills caches
         with assert_freed():
             assert client.post(path, content=content, headers=JSON).status_code == 200

@@ -206,7 +206,6 @@ def test_an_error_of_pydantic_quotes_no_key() -> None:
         {"memory_limit": "16MiB", "max_body_bytes": "16MiB"},
         {"api_keys": f"sha256:{'0' * 64}, "},
         {"api_keys": ""},
-        {"batch_window": "0"},
         {"http_parser": "httptools", "read_rate": "1KiB"},
     ],
     ids=str,

@@ -267,7 +267,7 @@ def test_the_benchmark_runs_on_the_cpu() -> None:
         "the server's compute step",
         "the backend on the device, bfloat16 computed in float32",
         "the three together",
-        "6 × 4: torch, in batches",
+        "6 × 4: torch",
     ):
         assert re.search(rf"^\| {row} .*\d", done.stdout, re.MULTILINE), done.stdout
 

@@ -35,7 +35,7 @@ GRPC = "inference.GRPCInferenceService/ModelInfer"
 OF_RESULT = {
     "attention.backend": "numpy", "attention.device": "cpu", "attention.dtype": "float32", "attention.batch_size": 1,
     "attention.num_heads": 2, "attention.num_kv_heads": 2, "attention.query_length": 2, "attention.key_length": 3,
-    "attention.head_dim": 2, "attention.value_dim": 3, "attention.requests_in_batch": 1,
+    "attention.head_dim": 2, "attention.value_dim": 3,
 }  # fmt: skip
 
 

@@ -137,8 +137,6 @@ def create_app(settings: Settings) -> FastAPI:
     """The application with these settings. It reads nothing from the environment and starts nothing."""
     engine = Engine(settings)
     service_metrics = Metrics(engine.admission) if settings.metrics else None
-    if service_metrics is not None and engine.batcher is not None:
-        engine.batcher.on_batch = service_metrics.batch_computed
     spans: Tracing | None = None
     if settings.tracing:
         spans = tracing()

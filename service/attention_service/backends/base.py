@@ -90,11 +90,11 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def peak_bytes(self, plan: Plan, device: str, copied: int | None = None) -> int:
+    def peak_bytes(self, plan: Plan, device: str, copied: int) -> int:
         """Upper bound of the machine's memory for computing a plan, beyond the arrays of the request, in bytes.
 
         The results are included; the memory of a GPU is not. copied: bytes of arrays of the request that are cast, see
-        `cost.copied_bytes`; None if that is not known
+        `cost.copied_bytes`
 
         Errors: UnknownBackend.
         """
@@ -102,14 +102,6 @@ class Backend(ABC):
     def is_gpu(self, device: str) -> bool:
         """True if the device is a GPU, which a thread waits for. Errors: UnknownBackend."""
         return False
-
-    def gains_from_batching(self, plan: Plan, device: str) -> bool:
-        """Whether several requests with this plan take less time in one batch than one by one.
-
-        It is asked only for plans that can be merged. True unless a subclass computes the plan faster alone, as NumPy
-        does on its small path.
-        """
-        return True
 
     def warm_up(self, device: str) -> None:  # noqa: B027  # most backends have nothing to load
         """Load everything that the first request would otherwise wait for."""

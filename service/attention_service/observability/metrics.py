@@ -82,10 +82,6 @@ class Metrics:
         self._encode = counters("attention_encode_seconds", encode, "media_type")
         queue = "Time spent waiting for a slot or memory."
         self._queue = Counter("attention_queue_seconds", queue, registry=registry)
-        batches = "Batches of more than one request."
-        self._batches = Counter("attention_batches", batches, registry=registry)
-        batched = "Requests that were computed in such batches."
-        self._batched = Counter("attention_batched_requests", batched, registry=registry)
         self._gauges = _gauges(self, admission)
         self._folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
         self.shared = self._folder is not None
@@ -125,11 +121,6 @@ class Metrics:
             self._compute(backend, kernel).inc(timings.compute)
             self._encode(computed.response_type).inc(timings.encode)
             self._sent(computed.response_type).inc(request.sent)
-
-    def batch_computed(self, requests: int) -> None:
-        """Count a batch of so many requests, more than one."""
-        self._batches.inc()
-        self._batched.inc(requests)
 
     def set_gauges(self) -> None:
         """Set all gauges to their current values."""

@@ -149,7 +149,6 @@ def _steps(record: RequestRecord, end: float) -> list[tuple[Step, float, float, 
             "attention.received_bytes": computed.received,
         }
         known["compute"] = {f"attention.{name}": getattr(computed.metadata, name) for name in OF_METADATA}
-        known["compute"]["attention.requests_in_batch"] = timings.batch
         known["encode"] = {"attention.response_type": computed.response_type, "attention.sent_bytes": record.sent}
         if steps[-1][0] == "compute":  # chunks are encoded while they are sent
             steps.append(("encode", timings.since, end))

@@ -145,7 +145,7 @@ class Lease:
 class AdmissionController:
     """Grants memory and slots to the leases of one worker.
 
-    slots: jobs in worker threads at once, of decoding, computing, or a batch
+    slots: jobs in worker threads at once, of decoding or computing
     memory: bytes for all leases; queue: received requests that may wait; clock: seconds
     on_release: called after each release of memory
     """

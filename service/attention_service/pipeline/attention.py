@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from attention_service.attention import merging
 from attention_service.attention.cost import arrays_of, copied_bytes
 from attention_service.attention.outputs import OUTPUTS
 from attention_service.attention.plan import Plan
@@ -21,7 +20,6 @@ from attention_service.codecs.chunks import Encoded
 from attention_service.codecs.decoded import Decoded
 from attention_service.codecs.table import CODECS
 from attention_service.layers.layer import Layer
-from attention_service.pipeline.execution import Execution
 from attention_service.pipeline.operation import Cost, Operation
 from attention_service.pipeline.prepare import planned, validated
 from attention_service.schemas.request import AttentionRequest
@@ -68,20 +66,13 @@ class AttentionOperation(Operation[PreparedRequest, Codec, Result]):
     If only the sources of a request are arrays, its plan follows from their shapes and types and from the other fields.
     The next request with the same ones shares the plan. A stored layer keeps the plans of its requests, which are gone
     with it.
-
-    backends: compute; batch: see Operation
     """
 
     encoders = CODECS
 
-    def __init__(
-        self,
-        backends: Backends,
-        batch: Callable[[PreparedRequest, Execution], Awaitable[Result]] | None = None,
-    ) -> None:
+    def __init__(self, backends: Backends) -> None:
         self._backends = backends
         self._kept: dict[Hashable, SharedPlan] = {}
-        self.batch = batch
 
     def prepare(self, decoded: Decoded, layer: Layer | None = None) -> PreparedRequest:
         """The request with a plan that was kept, or a new one."""
@@ -90,16 +81,15 @@ class AttentionOperation(Operation[PreparedRequest, Codec, Result]):
         if kept is not None:
             return PreparedRequest(kept, decoded.fields, decoded)
         spec, plan = planned(validated(AttentionRequest, decoded, layer)[1], layer)
-        size = 0 if key is None else _own_bytes(spec, plan, layer)
-        is_kept = key is not None and size <= (MAX_ARRAYS if layer is None else MAX_LAYER_ARRAYS)
-        shared = self._share(spec, plan, is_kept=is_kept)
-        if key is not None and is_kept and not shared.backend.is_remote:
-            if layer is not None:
-                layer.keep_plan(key, shared, size)
-            else:
+        shared = self._share(spec, plan)
+        if key is not None and not shared.backend.is_remote:
+            size = _own_bytes(spec, plan, layer)
+            if layer is None and size <= MAX_ARRAYS:
                 if len(self._kept) >= MAX_PLANS:
                     self._kept.clear()
                 self._kept[key] = shared
+            elif layer is not None and size <= MAX_LAYER_ARRAYS:
+                layer.keep_plan(key, shared, size)
         return PreparedRequest(shared, spec.sources, decoded)
 
     def is_planned(self, decoded: Decoded, layer: Layer | None) -> bool:
@@ -112,9 +102,9 @@ class AttentionOperation(Operation[PreparedRequest, Codec, Result]):
         return self._backends.may_wait(str(given("backend") or "auto"), str(given("device") or "auto"))
 
     def cost(self, request: PreparedRequest, encoder: Codec) -> Cost:
-        flops, compute, results, waits_for_gpu, can_batch, *_ = request.shared.cost
+        flops, compute, results, waits_for_gpu, *_ = request.shared.cost
         encode = encoder.encode_bytes(results, request.decoded)
-        return Cost(flops, compute, results, waits_for_gpu, can_batch, encode, results < encoder.encode_inline)
+        return Cost(flops, compute, results, waits_for_gpu, encode, results < encoder.encode_inline)
 
     def compute(self, request: PreparedRequest, check: Check) -> Result:
         return request.shared.program(request.sources, check)
@@ -131,19 +121,14 @@ class AttentionOperation(Operation[PreparedRequest, Codec, Result]):
             return "top_k, select_queries, select_heads, or include without attention_weights need less"
         return f"include without {', '.join(sorted(returned))} needs less"
 
-    def _share(self, spec: AttentionSpec, plan: Plan, *, is_kept: bool) -> SharedPlan:
-        """A plan with its backend, its program and its cost. Errors: UnknownBackend.
-
-        is_kept: True if later requests may share it, which then may be computed in one batch
-        """
+    def _share(self, spec: AttentionSpec, plan: Plan) -> SharedPlan:
+        """A plan with its backend, its program and its cost. Errors: UnknownBackend."""
         backend, device = self._backends.choose(spec.backend, spec.device), spec.device
-        can_batch = is_kept and self.batch is not None and merging.can_be_merged(plan)
         cost = Cost(
             flops=plan.flops,
             compute=backend.peak_bytes(plan, device, copied_bytes(plan, spec)),
             results=plan.returned_bytes,
             waits_for_gpu=backend.is_gpu(device),
-            can_batch=can_batch and backend.gains_from_batching(plan, device),
         )
         spec = spec.without_sources()
         return SharedPlan(spec, plan, backend, backend.program(plan, spec), cost)

@@ -28,7 +28,6 @@ from attention_service.engines.table import decode
 from attention_service.errors import FieldConflict, InvalidRequest, InvalidValue, MissingField, child, quote
 from attention_service.layers.layer import Layer
 from attention_service.pipeline.attention import AttentionOperation, PreparedRequest
-from attention_service.pipeline.execution import Execution
 from attention_service.pipeline.merge import merge_cost
 from attention_service.pipeline.operation import Cost, Operation
 from attention_service.pipeline.prepare import make_spec_and_plan
@@ -136,8 +135,6 @@ class AttentionOrCall(Operation[PreparedRequest | PreparedCall, Codec, Result]):
     def __init__(self, attention: AttentionOperation, backends: Backends) -> None:
         self._attention = attention
         self._backends = backends
-        if attention.batch is not None:
-            self.batch = self._in_batch
 
     def prepare(self, decoded: Decoded, layer: Layer | None = None) -> PreparedRequest | PreparedCall:
         """The request, or the call."""
@@ -174,11 +171,6 @@ class AttentionOrCall(Operation[PreparedRequest | PreparedCall, Codec, Result]):
         if isinstance(request, PreparedCall):
             return "include without attention_weights, and fewer sequences at a time, need less"
         return self._attention.advice(request)
-
-    async def _in_batch(self, request: PreparedRequest | PreparedCall, execution: Execution) -> Result:
-        assert isinstance(request, PreparedRequest), "calls are not computed in batches"
-        assert self._attention.batch is not None
-        return await self._attention.batch(request, execution)
 
 
 def prepare_call(decoded: Decoded, backends: Backends) -> PreparedCall:

@@ -1,4 +1,4 @@
-"""The engine: admission control, stored layers, backends and batches, which all requests of a worker share."""
+"""The engine: admission control, stored layers and backends, which all requests of a worker share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from attention_service.errors import Busy
 from attention_service.layers.store import LayerStore
 from attention_service.pipeline.admission import AdmissionController
 from attention_service.pipeline.attention import AttentionOperation
-from attention_service.pipeline.batching import Batcher
 from attention_service.pipeline.calls import AttentionOrCall
 from attention_service.pipeline.execution import Execution, Timings
 from attention_service.pipeline.layers import Layers
@@ -31,7 +30,6 @@ class Engine:
 
     admission: grants memory and slots; layers: the stored layers
     attention: the operation, with the plans that it keeps; attention_or_call: calls of other libraries, too
-    batcher: computes small requests in batches, None unless the settings ask for it
     chunk_lock: held while a chunk of a response is encoded
     ready: True once the first request is as quick as all others; stopping: True once the service was told to stop
     new_timings: makes the timings of a request; traces need other ones
@@ -50,10 +48,7 @@ class Engine:
         self._backends = Backends(settings.backend, settings.compute_threads, settings.ray_address)
         if settings.backend == "auto" and self._backends.preferred == "numpy":
             logger.warning("ATTENTION_BACKEND=auto: torch is not there, or sees no GPU; NumPy computes")
-        self.batcher: Batcher | None = None
-        if settings.batch_window:
-            self.batcher = Batcher(settings.batch_window, self.admission, settings.inline_flops)
-        self.attention = AttentionOperation(self._backends, None if self.batcher is None else self.batcher.compute)
+        self.attention = AttentionOperation(self._backends)
         self.attention_or_call = AttentionOrCall(self.attention, self._backends)
         self.ready = self._backends.preferred == "numpy"
 

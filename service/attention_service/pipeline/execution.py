@@ -22,14 +22,13 @@ Step = Literal["decode", "prepare", "queue", "compute", "encode"]
 
 @dataclass(slots=True)
 class Timings:
-    """Seconds spent on each step of one request. batch: requests that were computed in one batch"""
+    """Seconds spent on each step of one request."""
 
     decode: float = 0.0
     prepare: float = 0.0
     queue: float = 0.0
     compute: float = 0.0
     encode: float = 0.0
-    batch: int = 1
     since: float = 0.0
 
     def begin(self) -> None:
@@ -42,17 +41,10 @@ class Timings:
         setattr(self, name, getattr(self, name) + now - self.since)
         self.since = now
 
-    def begin_batch(self, size: int) -> None:
-        """Add the time since the last step to the queue, and keep the size of the batch."""
-        self.step("queue")
-        self.batch = size
-
     def header(self) -> str:
         """The value of a Server-Timing header (W3C Server Timing), in milliseconds, of the steps that are done."""
         steps = self.decode * 1e3, self.prepare * 1e3, self.queue * 1e3, self.compute * 1e3
         text = "decode;dur={:.3f}, prepare;dur={:.3f}, queue;dur={:.3f}, compute;dur={:.3f}".format(*steps)
-        if self.batch > 1:
-            text += f', batch;desc="{self.batch}"'
         if self.encode:
             text += f", encode;dur={self.encode * 1e3:.3f}"
         return text

@@ -7,7 +7,7 @@ Each operation is defined where its code lives: attention in `pipeline/attention
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from attention_service.attention.cost import Memory
@@ -18,16 +18,14 @@ from attention_service.codecs.chunks import Encoded
 from attention_service.codecs.decoded import Decoded
 from attention_service.codecs.table import CODECS
 from attention_service.layers.layer import Layer
-from attention_service.pipeline.execution import Execution
 
 # Bytes that a computation in the event loop may take: the system clears fresh memory in some milliseconds.
 INLINE_MEMORY: Final = 2**23
 # How many times as much is computed in the event loop while no other counted request is in progress: milliseconds.
 IDLE_FACTOR: Final = 20
 
-# Where a prepared request is computed: in the event loop, in a worker thread, or by the Batcher, with other requests if
-# there are any.
-Strategy = Literal["inline", "thread", "batch"]
+# Where a prepared request is computed: in the event loop, or in a worker thread.
+Strategy = Literal["inline", "thread"]
 
 
 class Cost(NamedTuple):
@@ -37,7 +35,6 @@ class Cost(NamedTuple):
     compute: bytes while it is computed, beyond the decoded fields, results included
     results: bytes that are kept until its results are encoded
     waits_for_gpu: True if a GPU computes it
-    can_batch: True if it may be computed in one launch with other requests
     encode: bytes beside the results while they are encoded
     encodes_inline: True if the results are encoded in the event loop, as that takes milliseconds or is done by chunks
     """
@@ -46,7 +43,6 @@ class Cost(NamedTuple):
     compute: int
     results: int
     waits_for_gpu: bool = False
-    can_batch: bool = False
     encode: int = 0
     encodes_inline: bool = True
 
@@ -56,13 +52,11 @@ class Cost(NamedTuple):
 
 
 def choose_strategy(cost: Cost, inline_flops: int, *, is_idle: bool) -> Strategy:
-    """The execution strategy for what a request, or a batch of requests, costs.
+    """The execution strategy for what a request costs.
 
     inline_flops: most operations of a small request; is_idle: True if no other counted request is in progress: then
     more is computed in the event loop, as waking a thread takes longer
     """
-    if cost.can_batch and cost.flops <= inline_flops:
-        return "batch"
     most = inline_flops * IDLE_FACTOR if is_idle else inline_flops
     if cost.waits_for_gpu or cost.compute > INLINE_MEMORY or cost.flops > most:
         return "thread"
@@ -89,12 +83,10 @@ class Operation(ABC, Generic[P, E, R]):
 
     decoders: of the bodies, by their media types
     encoders: of the results, by their media types; the first is the default, unless the type of the request is there
-    batch: computes a request in a batch, see Strategy; None without batches
     """
 
     decoders: Mapping[str, Codec] = CODECS
     encoders: Mapping[str, E]
-    batch: Callable[[P, Execution], Awaitable[R]] | None = None
 
     @abstractmethod
     def prepare(self, decoded: Decoded, layer: Layer | None = None) -> P:

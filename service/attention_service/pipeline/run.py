@@ -89,8 +89,7 @@ async def admit(
     """Wait until a request may compute, and return its execution strategy.
 
     Afterwards the lease holds the most memory that the request takes from now on (none if that is little, and the lease
-    not counted), and a slot for a worker thread. A batch that needs a worker thread takes a slot with a lease of its
-    own, and no memory: it would wait for memory that its own requests hold.
+    not counted), and a slot for a worker thread.
 
     inline_flops: see `choose_strategy`. Errors: MemoryLimit if the request can never have so much, Busy, Cancelled.
     """
@@ -121,11 +120,7 @@ async def compute(operation: Operation[P, E, R], request: P, cost: Cost, strateg
             result = operation.compute(request, no_check)
         else:
             async with execution.cancel_on_disconnect():
-                if strategy == "batch":
-                    assert operation.batch is not None
-                    result = await operation.batch(request, execution)
-                else:
-                    result = await execution.in_thread(operation.compute, request, execution.deadline.check)
+                result = await execution.in_thread(operation.compute, request, execution.deadline.check)
     except MemoryError as error:
         needed, available = cost.compute, None
         if isinstance(error, OutOfMemory):

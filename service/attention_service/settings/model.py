@@ -211,12 +211,6 @@ class Settings(BaseSettings):
         "service starts Ray on its own machine, one cluster for all workers if ATTENTION_BACKEND is ray "
         "(docs/scaling.md).",
     )
-    batch_window: float = Field(
-        0.0,
-        ge=0,
-        description="Seconds that a small request may wait for a batch while other batches are computed, 0.002 for "
-        "example (docs/operations.md). 0 turns dynamic batching off.",
-    )
     inline_flops: int = Field(
         5_000_000,
         ge=0,

@@ -100,13 +100,9 @@ class NumpyBackend(Backend):
         """Weights that were computed before in bins, see `binning.bin_weights`."""
         return bin_weights(plan, self._tiling(plan), weights, bins)
 
-    def peak_bytes(self, plan: Plan, device: str, copied: int | None = None) -> int:
+    def peak_bytes(self, plan: Plan, device: str, copied: int) -> int:
         """Upper bound of the memory for computing a plan, see Backend.peak_bytes."""
         return cost.peak_bytes(plan, cost.working_bytes(plan, self._tiling(plan)), copied)
-
-    def gains_from_batching(self, plan: Plan, device: str) -> bool:
-        """False for plans that the small path computes."""
-        return not self._takes_small_path(plan)
 
     def _tiling(self, plan: Plan) -> Tiling:
         """Tiles of the same number of bytes for every type."""

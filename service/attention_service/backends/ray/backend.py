@@ -50,7 +50,7 @@ class RayBackend(NumpyBackend):
         lib = RayLibrary(plan, replace(self._tiling(plan), workers=workers), check)
         return compute(plan, lib, without_gaps(load_operands(plan, operands, lib)), self.name, check)
 
-    def peak_bytes(self, plan: Plan, device: str, copied: int | None = None) -> int:
+    def peak_bytes(self, plan: Plan, device: str, copied: int) -> int:
         """Upper bound of the memory for computing a plan, see Backend.peak_bytes. Errors: Busy.
 
         With the object store and the workers on this machine, but without what Ray takes for itself.

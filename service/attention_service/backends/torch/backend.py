@@ -62,7 +62,7 @@ class TorchBackend(Backend):
         """True if the device is a GPU, which a thread waits for. Errors: UnknownBackend."""
         return devices.resolve(device).type != "cpu"
 
-    def peak_bytes(self, plan: Plan, device: str, copied: int | None = None) -> int:
+    def peak_bytes(self, plan: Plan, device: str, copied: int) -> int:
         """Upper bound of the machine's memory for computing a plan, see Backend.peak_bytes."""
         if self.is_gpu(device):
             arrays = cost.peak_bytes(plan, self._mask_bytes(plan), copied)

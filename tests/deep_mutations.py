@@ -152,14 +152,17 @@ class Copy:
     def tests_of(self, change: Change) -> list[str]:
         """The tests that run the changed line; where it runs on import only, those that run any line of its module."""
         lines = self._coverage.contexts_by_lineno(str(self.root / PACKAGE / change.path))
-        contexts = set(lines.get(change.line, [])) - {""} or {one for found in lines.values() for one in found} - {""}
-        return sorted({node_id(context, self.root) for context in contexts})
+        everywhere = {context for contexts in lines.values() for context in contexts}
+        for contexts in (set(lines.get(change.line, [])), everywhere):
+            if tests := {node_id(context, self.root) for context in contexts if context.startswith("tests.")}:
+                return sorted(tests)
+        return []
 
     def changes(self, paths: list[str], random: Random) -> list[Change]:
-        """All changes of modules and packages. Without torch, its backend is imported by no test."""
+        """All changes of modules and packages. Without torch and Ray, their backends are imported by no test."""
         package = self.root / PACKAGE
         modules = [module for path in paths for module in sorted({package / path, *(package / path).rglob("*.py")})]
-        kept = [module for module in modules if module.suffix == ".py" and "torch" not in module.parts]
+        kept = [module for module in modules if module.suffix == ".py" and not {"torch", "ray"} & {*module.parts}]
         return [
             change
             for module in kept

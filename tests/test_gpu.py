@@ -320,6 +320,7 @@ ASYNCHRONOUS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")  # once a process, by torch
 @pytest.mark.parametrize("options", ASYNCHRONOUS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_cpu_waits_for_the_gpu_only_for_the_result(dtype: str, options: dict[str, Any]) -> None:

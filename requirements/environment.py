@@ -68,6 +68,17 @@ def site_packages(environment: Path) -> Path:
     return environment / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
 
 
+def link(script: Path, shared: Path, folder: Path) -> None:
+    """Let a script of the shared environment run with the Python of the folder; link what is no script of Python."""
+    first, _, rest = script.read_bytes().partition(b"\n")
+    place = folder / "bin" / script.name
+    if first.startswith(f"#!{shared}/bin/python".encode()):
+        place.write_bytes(f"#!{folder.resolve()}/bin/python\n".encode() + rest)
+        place.chmod(0o755)
+    else:
+        place.symlink_to(script)
+
+
 def main() -> None:
     """Make the environment that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -82,7 +93,7 @@ def main() -> None:
     (site_packages(folder) / "shared.pth").write_text(f"import site; site.addsitedir({str(site_packages(shared))!r})\n")
     for script in (shared / "bin").iterdir():
         if not (folder / "bin" / script.name).exists():
-            (folder / "bin" / script.name).symlink_to(script)
+            link(script, shared, folder)
     if options.project:
         pip(folder, "--no-deps", "--no-build-isolation", "--editable", ".")
 

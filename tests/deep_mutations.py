@@ -3,10 +3,9 @@
     python -m tests.deep_mutations [PATH ...] [--draws N] [--seed N] [--again]
 
 PATH is a module or package, `attention/cost.py` for example. Changes are made in a copy of the working tree, whose
-tests run until one fails: those that run the changed line first, by coverage of the unchanged copy, then all that are
-not marked slow, at last those that are. Finished changes are recorded in a file, so that a second call resumes;
-`--again` tries its survivors once more. The exit status is 1 if too many changes survive: some are equal in meaning to
-what was there.
+tests run until one fails: those of `make test` that run the changed line, by coverage of the unchanged copy, then those
+marked slow. Finished changes are recorded in a file, so that a second call resumes; `--again` tries its survivors once
+more. The exit status is 1 if too many changes survive: some are equal in meaning to what was there.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ PATHS: Final = ("attention", "backends", "comparison", "pipeline", "codecs")
 NOT_COPIED: Final = (".git", ".venv*", ".hypothesis", ".*_cache", "__pycache__", "build", "dist", "node_modules")
 # Coverage that keeps which tests ran a line. Without branches, which are not asked for.
 BY_TEST: Final = ("branch = true", 'dynamic_context = "test_function"')
-STAGES: Final = ("line", "fast", "slow")
+STAGES: Final = ("line", "slow")
 PARALLEL: Final = ("-n", "2", "--dist", "worksteal")
 
 OPERATORS: Final[dict[type[ast.AST], tuple[str, str]]] = {
@@ -205,10 +204,10 @@ class Copy:
 
 def arguments_of(stage: str, copy: Copy, change: Change) -> list[str]:
     """What pytest runs in a stage for a change. No test runs a line that is never reached."""
-    if stage == "line":
-        tests = copy.tests_of(change)
-        return tests and [*PARALLEL, "-m", "not slow", *tests]
-    return [*PARALLEL, "-m", "slow" if stage == "slow" else "not slow"]
+    if stage == "slow":
+        return [*PARALLEL, "-m", "slow"]
+    tests = copy.tests_of(change)
+    return tests and [*PARALLEL, "-m", "not slow", *tests]
 
 
 def run_stage(stage: str, changes: list[Change], copy: Copy, progress: dict[str, Any]) -> None:

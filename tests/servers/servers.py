@@ -18,6 +18,7 @@ import httpx
 from tests.attack.server import Live, free_port, within
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+BIN: Final = Path(sys.executable).parent
 FACTORY: Final = "attention_service.app:from_environment"
 # Seconds for a server to import the application and to bind its port.
 START_TIMEOUT: Final = 90.0
@@ -39,7 +40,7 @@ def uvicorn(parser: str) -> Server:
     """Stock uvicorn with one of its HTTP parsers. It shuts down, then raises the signal again."""
     return Server(
         f"uvicorn-{parser}",
-        lambda port: [sys.executable, "-m", "uvicorn", FACTORY, "--factory", "--http", parser, "--port", str(port)],
+        lambda port: [f"{BIN}/uvicorn", FACTORY, "--factory", "--http", parser, "--port", str(port)],
         exit_status=-signal.SIGTERM,
     )
 
@@ -50,30 +51,11 @@ SERVERS: Final = (
     uvicorn("httptools"),
     Server(
         "hypercorn",
-        lambda port: [
-            sys.executable,
-            "-m",
-            "hypercorn",
-            f"{FACTORY}()",
-            "--bind",
-            f"127.0.0.1:{port}",
-            "--graceful-timeout",
-            "60",
-        ],
+        lambda port: [f"{BIN}/hypercorn", f"{FACTORY}()", "--bind", f"127.0.0.1:{port}", "--graceful-timeout", "60"],
     ),
     Server(
         "granian",
-        lambda port: [
-            sys.executable,
-            "-m",
-            "granian",
-            "--interface",
-            "asgi",
-            "--factory",
-            FACTORY,
-            "--port",
-            str(port),
-        ],
+        lambda port: [f"{BIN}/granian", "--interface", "asgi", "--factory", FACTORY, "--port", str(port)],
     ),
 )
 

@@ -1,8 +1,13 @@
-"""Every option of a request means the same in every transport: what `attend` computes in Python."""
+"""Every option of a request means the same in every transport: what `attend` computes in Python.
+
+Each option by itself goes through each codec in this process. Over sockets, requests have many options at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import combinations
 from typing import Any
 
 import httpx
@@ -10,35 +15,60 @@ import numpy as np
 import pytest
 
 from attention_service import attend
-from tests.helpers import messages, oip
+from attention_service.codecs.decoded import Decoded
+from attention_service.codecs.oip.grpc import GRPCCodec
+from attention_service.codecs.oip.http import HTTPCodec
+from attention_service.codecs.table import CODECS
+from attention_service.pipeline.prepare import make_spec_and_plan
+from tests.helpers import messages, oip, wire
+from tests.helpers.covering import Group, covering, merged
 from tests.helpers.options import as_fields
 from tests.helpers.rpc import remote
 from tests.test_options import PLAIN, UNUSUAL
 from tests.test_outputs import TRANSPORTS
 
-# Fields of Python alone; the types of results, which lists do not have, have tests of their own.
-ELSEWHERE = {"untyped", "allow_non_finite", "dtype", "query_tokens", "key_tokens"}
-NAMES = [name for name in UNUSUAL if name not in ELSEWHERE]
+LIMIT = 10**6
+# With outputs that show what is done to sources and scores, whatever is hidden then.
+SHOWING = PLAIN._replace(include=("attention_weights", "masked_scores", "query", "key", "value"))
+# Fields of Python alone.
+OF_PYTHON = {"untyped", "allow_non_finite"}
+# The types of results, which lists do not have, and labels have tests of their own.
+ELSEWHERE = OF_PYTHON | {"dtype", "query_tokens", "key_tokens"}
+OPTIONS = {name: option for name, option in UNUSUAL.items() if name not in ELSEWHERE}
+OVER_SOCKETS = (*TRANSPORTS, "gRPC")
 
 
-def fields_of(name: str) -> dict[str, Any]:
-    """The fields of a request with an option that is not usual."""
-    return as_fields(PLAIN._replace(**UNUSUAL[name]))
+@cache
+def groups() -> list[Group]:
+    """Options that stand together in one request: each two that can are in one of the groups."""
+    return covering(SHOWING, OPTIONS, 2)
 
 
-def check(found: dict[str, Any], fields: dict[str, Any]) -> None:
-    expected = attend(**fields)
-    for name, array in expected.items():
-        if isinstance(array, dict):
-            continue
-        np.testing.assert_allclose(np.array(found[name], np.float64), array, rtol=1e-12, atol=1e-13, err_msg=name)
+def groups_for(transport: str) -> list[Group]:
+    """A share of the groups, and others until each option is there."""
+    found = groups()[OVER_SOCKETS.index(transport) :: len(OVER_SOCKETS)]
+    for group in groups():
+        if not set(group) <= {name for other in found for name in other}:
+            found.append(group)
+    return found
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("name", NAMES)
-def test_options_mean_the_same_in_every_transport(name: str, transport: str, client: httpx.Client) -> None:
-    fields = fields_of(name)
-    check(TRANSPORTS[transport](client, fields), fields)
+def test_every_option_is_sent_by_every_transport_and_every_two_by_one() -> None:
+    sent = set()
+    for transport in OVER_SOCKETS:
+        requests = groups_for(transport)
+        assert len(requests) < 15
+        assert {name for group in requests for name in group} == UNUSUAL.keys() - ELSEWHERE
+        sent |= {frozenset(pair) for group in requests for pair in combinations(group, 2)}
+    apart = [pair for pair in combinations(OPTIONS, 2) if frozenset(pair) not in sent]
+    assert [pair for pair in apart if merged(SHOWING, OPTIONS, pair) is not None] == []
+    assert len(apart) < 150, "nearly all can stand together"
+
+
+def by_grpc(grpc: Any, fields: dict[str, Any]) -> dict[str, Any]:
+    arrays, parameters = oip.arrays_of(fields)
+    found: dict[str, Any] = grpc.infer(messages.request(arrays, parameters))
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +77,55 @@ def grpc() -> Iterator[Any]:
         yield server
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_options_mean_the_same_over_grpc(name: str, grpc: Any) -> None:
-    fields = fields_of(name)
-    arrays, parameters = oip.arrays_of(fields)
-    check(grpc.infer(messages.request(arrays, parameters)), fields)
+@pytest.mark.parametrize("transport", OVER_SOCKETS)
+def test_options_mean_the_same_in_every_transport(transport: str, client: httpx.Client, grpc: Any) -> None:
+    for group in groups_for(transport):
+        spec = merged(SHOWING, OPTIONS, group)
+        assert spec is not None
+        fields = as_fields(spec)
+        found = by_grpc(grpc, fields) if transport == "gRPC" else TRANSPORTS[transport](client, fields)
+        for name, array in attend(**fields).items():
+            if isinstance(array, dict):
+                continue
+            given = np.array(found[name], np.float64)
+            if transport == "JSON" and name == "masked_scores":  # JSON has null for minus infinity
+                given[np.isnan(given)] = -np.inf
+            np.testing.assert_allclose(given, array, rtol=1e-12, atol=1e-13, err_msg=f"{name} of {group}")
+
+
+def in_codec(media_type: str) -> Callable[[dict[str, Any]], Decoded]:
+    return lambda fields: CODECS[media_type].decode(wire.write(fields, media_type), LIMIT)
+
+
+def in_oip(is_binary: bool) -> Callable[[dict[str, Any]], Decoded]:
+    def decode(fields: dict[str, Any]) -> Decoded:
+        body, headers = oip.request_of(fields, is_binary)
+        return HTTPCodec(int(headers[oip.HEADER]) if is_binary else None).decode(body, LIMIT)
+
+    return decode
+
+
+def in_grpc(is_raw: bool) -> Callable[[dict[str, Any]], Decoded]:
+    def decode(fields: dict[str, Any]) -> Decoded:
+        message = messages.request(*oip.arrays_of(fields), raw=is_raw)
+        return GRPCCodec(message.SerializeToString()).decode(b"", LIMIT)
+
+    return decode
+
+
+DECODERS = {media_type: in_codec(media_type) for media_type in wire.MEDIA_TYPES} | {
+    "inference in JSON": in_oip(False),
+    "inference in binary": in_oip(True),
+    "gRPC": in_grpc(True),
+    "gRPC with typed tensors": in_grpc(False),
+}
+
+
+@pytest.mark.parametrize("form", DECODERS)
+def test_every_option_is_decoded_from_every_format(form: str) -> None:
+    """The specification of a request with one option is that of its fields."""
+    for name in UNUSUAL.keys() - OF_PYTHON:
+        fields = as_fields(PLAIN._replace(**UNUSUAL[name]))
+        specs = [make_spec_and_plan(one)[0] for one in (DECODERS[form](fields), Decoded(fields, frozenset()))]
+        found, expected = (as_fields(spec._replace(untyped=frozenset())) for spec in specs)
+        np.testing.assert_equal(found, expected, err_msg=name)

@@ -23,6 +23,7 @@ from attention_service.schemas.request import AttentionRequest
 from attention_service.version import __version__
 from tests.cases import CASES, Case
 from tests.conftest import app, serving
+from tests.helpers.covering import in_turn
 from tests.helpers.oip import HEADER, INFER, body, read, request_of, tensor
 
 EYE = np.eye(2, dtype=np.float32)
@@ -106,8 +107,7 @@ def test_inputs_have_the_datatypes_and_axes_of_their_fields() -> None:
     assert {name: found[name] for name in expected} == expected
 
 
-@pytest.mark.parametrize("form", ["binary", "flat", "nested"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(("case", "form"), in_turn(CASES, ["binary", "flat", "nested"]))
 def test_golden_cases_give_the_expected_numbers(case: Case, form: str, client: httpx.Client) -> None:
     response = ask(client, *request_of(case.request, form == "binary", form == "nested"))
     assert response.status_code == 200, response.text

@@ -18,6 +18,7 @@ from attention_service.errors import ServiceError, error_classes
 from attention_service.rpc.calls import STATUSES
 from attention_service.version import __version__
 from tests.cases import CASES, Case
+from tests.helpers.covering import in_turn
 from tests.helpers.messages import request
 from tests.helpers.oip import TYPES, arrays_of
 from tests.helpers.rpc import Remote, remote
@@ -71,8 +72,7 @@ def test_other_methods_are_not_implemented(server: Remote, method: str) -> None:
     assert (code, "ModelInfer" in details) == ("UNIMPLEMENTED", True)
 
 
-@pytest.mark.parametrize("raw", [True, False])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(("case", "raw"), in_turn(CASES, [True, False]))
 def test_golden_cases_give_the_expected_numbers(case: Case, raw: bool, server: Remote) -> None:
     arrays, options = arrays_of(case.request)
     answer = server.infer(request(arrays, options, raw=raw))

@@ -97,9 +97,9 @@ def in_codec(media_type: str) -> Callable[[dict[str, Any]], Decoded]:
     return lambda fields: CODECS[media_type].decode(wire.write(fields, media_type), LIMIT)
 
 
-def in_oip(is_binary: bool) -> Callable[[dict[str, Any]], Decoded]:
+def in_oip(is_binary: bool, is_nested: bool = False) -> Callable[[dict[str, Any]], Decoded]:
     def decode(fields: dict[str, Any]) -> Decoded:
-        body, headers = oip.request_of(fields, is_binary)
+        body, headers = oip.request_of(fields, is_binary, is_nested)
         return HTTPCodec(int(headers[oip.HEADER]) if is_binary else None).decode(body, LIMIT)
 
     return decode
@@ -115,6 +115,7 @@ def in_grpc(is_raw: bool) -> Callable[[dict[str, Any]], Decoded]:
 
 DECODERS = {media_type: in_codec(media_type) for media_type in wire.MEDIA_TYPES} | {
     "inference in JSON": in_oip(False),
+    "inference in nested JSON": in_oip(False, is_nested=True),
     "inference in binary": in_oip(True),
     "gRPC": in_grpc(True),
     "gRPC with typed tensors": in_grpc(False),

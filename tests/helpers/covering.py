@@ -1,13 +1,14 @@
-"""Requests with many options at once, so that every option, or every pair of them, is met by few requests."""
+"""Few tests that meet every option or every two of them, and every case and every format, but not all of all."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from itertools import combinations
+from collections.abc import Mapping, Sequence
+from itertools import combinations, cycle
 from typing import Any
 
 import numpy as np
+import pytest
 
 from attention_service.attention.planning import make_plan
 from attention_service.attention.spec import AttentionSpec
@@ -17,6 +18,12 @@ from attention_service.errors import ServiceError
 
 Options = Mapping[str, Mapping[str, Any]]  # fields that differ from those of a plain request, by the option's name
 Group = tuple[str, ...]
+
+
+def in_turn(cases: Sequence[Any], forms: Sequence[Any]) -> list[Any]:
+    """Parameters of a test: each case, which has a name, with the next of the forms."""
+    pairs = zip(cases, cycle(forms), strict=False)
+    return [pytest.param(case, form, id=f"{case.name}-{form}") for case, form in pairs]
 
 
 def joined(one: Any, other: Any) -> Any:

@@ -92,3 +92,10 @@ def covering(plain: AttentionSpec, options: Options, size: int) -> list[Group]:
             left.pop(combination, None)
         groups.append(group)
     return groups
+
+
+def groups_of(plain: AttentionSpec, options: Options) -> list[Group]:
+    """Groups of options that stand together, such that every option is in one of them."""
+    groups = covering(plain, options, 1)
+    assert {name for group in groups for name in group} == options.keys(), "an option is refused by itself"
+    return groups

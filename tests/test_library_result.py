@@ -20,7 +20,7 @@ from attention_service.backends.numpy.backend import NumpyBackend
 from attention_service.library import AttentionResult
 from attention_service.render.heatmap import HeatmapRequested
 from attention_service.render.options import Options
-from tests.helpers.covering import Group, groups_of, merged
+from tests.helpers.covering import Group, covering, with_options
 from tests.test_options import CHANGES, PLAIN
 
 # Three keys, equal to the query, so that each weighs the same, and the logsumexp is log 3 + 1.
@@ -128,13 +128,13 @@ def test_a_result_can_be_compared_with_a_request() -> None:
 
 def result_of(group: Group) -> AttentionResult:
     """The result of a request with these options."""
-    spec = merged(PLAIN, CHANGES, group)
+    spec = with_options(PLAIN, CHANGES, group)
     assert spec is not None
     plan = make_plan(spec)
     return AttentionResult(NumpyBackend().run(plan, spec, spec.sources), spec, plan)
 
 
-@pytest.mark.parametrize("group", groups_of(PLAIN, CHANGES), ids=itemgetter(0))
+@pytest.mark.parametrize("group", covering(PLAIN, CHANGES), ids=itemgetter(0))
 def test_a_result_survives_copies_and_pickles(group: Group) -> None:
     """With every option of a request, as a result keeps its request."""
     result = result_of(group)
@@ -160,7 +160,7 @@ def panels(result: AttentionResult, returned: Result | None) -> list[tuple[np.nd
 
 
 @pytest.mark.parametrize(
-    "group", [*groups_of(PLAIN, RETURNED), *((name,) for name in CHANGES if name not in RETURNED)], ids=itemgetter(0)
+    "group", [*covering(PLAIN, RETURNED), *((name,) for name in CHANGES if name not in RETURNED)], ids=itemgetter(0)
 )
 def test_a_picture_of_returned_weights_is_that_of_computed_ones(group: Group) -> None:
     """With every option of a request, in bins of several queries and keys."""

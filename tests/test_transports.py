@@ -5,7 +5,7 @@ Each option by itself goes through each codec in this process. Over sockets, req
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from itertools import combinations
 from typing import Any
@@ -21,7 +21,7 @@ from attention_service.codecs.oip.http import HTTPCodec
 from attention_service.codecs.table import CODECS
 from attention_service.pipeline.prepare import make_spec_and_plan
 from tests.helpers import messages, oip, wire
-from tests.helpers.covering import Group, covering, merged
+from tests.helpers.covering import HALF, Group, covering, with_options
 from tests.helpers.options import as_fields
 from tests.helpers.rpc import remote
 from tests.test_options import PLAIN, UNUSUAL
@@ -61,14 +61,8 @@ def test_every_option_is_sent_by_every_transport_and_every_two_by_one() -> None:
         assert {name for group in requests for name in group} == UNUSUAL.keys() - ELSEWHERE
         sent |= {frozenset(pair) for group in requests for pair in combinations(group, 2)}
     apart = [pair for pair in combinations(OPTIONS, 2) if frozenset(pair) not in sent]
-    assert [pair for pair in apart if merged(SHOWING, OPTIONS, pair) is not None] == []
+    assert [pair for pair in apart if with_options(SHOWING, OPTIONS, pair, least=HALF)] == []
     assert len(apart) < 150, "nearly all can stand together"
-
-
-def by_grpc(grpc: Any, fields: dict[str, Any]) -> dict[str, Any]:
-    arrays, parameters = oip.arrays_of(fields)
-    found: dict[str, Any] = grpc.infer(messages.request(arrays, parameters))
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +74,13 @@ def grpc() -> Iterator[Any]:
 @pytest.mark.parametrize("transport", OVER_SOCKETS)
 def test_options_mean_the_same_in_every_transport(transport: str, client: httpx.Client, grpc: Any) -> None:
     for group in groups_for(transport):
-        spec = merged(SHOWING, OPTIONS, group)
+        spec = with_options(SHOWING, OPTIONS, group)
         assert spec is not None
         fields = as_fields(spec)
-        found = by_grpc(grpc, fields) if transport == "gRPC" else TRANSPORTS[transport](client, fields)
+        if transport == "gRPC":
+            found = grpc.infer(messages.request(*oip.arrays_of(fields)))
+        else:
+            found = TRANSPORTS[transport](client, fields)
         for name, array in attend(**fields).items():
             if isinstance(array, dict):
                 continue
@@ -93,40 +90,24 @@ def test_options_mean_the_same_in_every_transport(transport: str, client: httpx.
             np.testing.assert_allclose(given, array, rtol=1e-12, atol=1e-13, err_msg=f"{name} of {group}")
 
 
-def in_codec(media_type: str) -> Callable[[dict[str, Any]], Decoded]:
-    return lambda fields: CODECS[media_type].decode(wire.write(fields, media_type), LIMIT)
-
-
-def in_oip(is_binary: bool, is_nested: bool = False) -> Callable[[dict[str, Any]], Decoded]:
-    def decode(fields: dict[str, Any]) -> Decoded:
-        body, headers = oip.request_of(fields, is_binary, is_nested)
-        return HTTPCodec(int(headers[oip.HEADER]) if is_binary else None).decode(body, LIMIT)
-
-    return decode
-
-
-def in_grpc(is_raw: bool) -> Callable[[dict[str, Any]], Decoded]:
-    def decode(fields: dict[str, Any]) -> Decoded:
-        message = messages.request(*oip.arrays_of(fields), raw=is_raw)
+def decoded(fields: dict[str, Any], form: str) -> Decoded:
+    if form in CODECS:
+        return CODECS[form].decode(wire.write(fields, form), LIMIT)
+    if form.startswith("gRPC"):
+        message = messages.request(*oip.arrays_of(fields), raw=form == "gRPC, raw")
         return GRPCCodec(message.SerializeToString()).decode(b"", LIMIT)
-
-    return decode
-
-
-DECODERS = {media_type: in_codec(media_type) for media_type in wire.MEDIA_TYPES} | {
-    "inference in JSON": in_oip(False),
-    "inference in nested JSON": in_oip(False, is_nested=True),
-    "inference in binary": in_oip(True),
-    "gRPC": in_grpc(True),
-    "gRPC with typed tensors": in_grpc(False),
-}
+    body, headers = oip.request_of(fields, form == "inference, binary", form == "inference, nested")
+    return HTTPCodec(int(headers[oip.HEADER]) if headers else None).decode(body, LIMIT)
 
 
-@pytest.mark.parametrize("form", DECODERS)
+OF_INFERENCE = ("gRPC, raw", "gRPC, typed", "inference, binary", "inference, flat", "inference, nested")
+
+
+@pytest.mark.parametrize("form", [*CODECS, *OF_INFERENCE])
 def test_every_option_is_decoded_from_every_format(form: str) -> None:
     """The specification of a request with one option is that of its fields."""
     for name in UNUSUAL.keys() - OF_PYTHON:
         fields = as_fields(PLAIN._replace(**UNUSUAL[name]))
-        specs = [make_spec_and_plan(one)[0] for one in (DECODERS[form](fields), Decoded(fields, frozenset()))]
+        specs = [make_spec_and_plan(one)[0] for one in (decoded(fields, form), Decoded(fields, frozenset()))]
         found, expected = (as_fields(spec._replace(untyped=frozenset())) for spec in specs)
         np.testing.assert_equal(found, expected, err_msg=name)

@@ -18,6 +18,8 @@ from attention_service.errors import ServiceError
 
 Options = Mapping[str, Mapping[str, Any]]  # fields that differ from those of a plain request, by the option's name
 Group = tuple[str, ...]
+# Of the rows of a request with many options see a key: zeros would say nothing of most options.
+HALF = 0.5
 
 
 def in_turn(cases: Sequence[Any], forms: Sequence[Any]) -> list[Any]:
@@ -40,31 +42,29 @@ def joined(one: Any, other: Any) -> Any:
     return one
 
 
-def merged(plain: AttentionSpec, options: Options, names: Group) -> AttentionSpec | None:
-    """The plain request with all these options; None if they cannot stand together.
+def with_options(plain: AttentionSpec, options: Options, names: Group, *, least: float = 0.0) -> AttentionSpec | None:
+    """The plain request with all these options, and the outputs of all; None if they cannot stand together.
 
-    They can if no two set the same field to different values (names of outputs add up), the service accepts the
-    request, and at least half of its rows see a key, as nothing but zeros would say nothing of most options.
+    They cannot if two set a field to different values, if planning refuses the request, or if less than this share of
+    its rows see a key.
     """
     fields: dict[str, Any] = {}
     try:
         for name in names:
             for field, value in options[name].items():
-                if field == "include" and fields.get(field) and value:
-                    fields[field] = tuple(dict.fromkeys(fields[field] + value))
+                if field == "include" and value and fields.get(field, plain.include):
+                    fields[field] = tuple(dict.fromkeys(fields.get(field, plain.include) + value))
                 else:
                     fields[field] = joined(fields[field], value) if field in fields else value
-        if fields.get("include"):
-            fields["include"] = tuple(dict.fromkeys(plain.include + fields["include"]))
         spec = plain._replace(**fields)
         plan = make_plan(spec)
     except (ValueError, ServiceError):
         return None
     seen = visible(plan.terms, whole(plan), np.asarray)
-    return spec if seen is None or seen.any(axis=-1).mean() >= 1 / 2 else None
+    return spec if seen is None or seen.any(axis=-1).mean() >= least else None
 
 
-def covering(plain: AttentionSpec, options: Options, size: int) -> list[Group]:
+def covering(plain: AttentionSpec, options: Options, size: int = 1) -> list[Group]:
     """Groups of options that stand together, such that every `size` of them (1 or 2) that do are in some group.
 
     Greedy: a group starts with the first that are in none yet, and takes the option that adds most of them.
@@ -75,7 +75,8 @@ def covering(plain: AttentionSpec, options: Options, size: int) -> list[Group]:
     while left:
         first = next(iter(left))
         group = tuple(name for name in options if name in first)
-        if merged(plain, options, group) is None:
+        if with_options(plain, options, group, least=HALF) is None:
+            assert size > 1, f"{group[0]} is refused by itself"
             refused.add(first)
             del left[first]
             continue
@@ -86,16 +87,9 @@ def covering(plain: AttentionSpec, options: Options, size: int) -> list[Group]:
             if max(gains) == 0:
                 break
             is_refused = any(frozenset({best, one}) in refused for one in group)
-            if not is_refused and merged(plain, options, (*group, best)) is not None:
+            if not is_refused and with_options(plain, options, (*group, best), least=HALF) is not None:
                 group = (*group, best)
         for combination in map(frozenset, combinations(group, size)):
             left.pop(combination, None)
         groups.append(group)
-    return groups
-
-
-def groups_of(plain: AttentionSpec, options: Options) -> list[Group]:
-    """Groups of options that stand together, such that every option is in one of them."""
-    groups = covering(plain, options, 1)
-    assert {name for group in groups for name in group} == options.keys(), "an option is refused by itself"
     return groups

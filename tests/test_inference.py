@@ -329,6 +329,8 @@ BAD: dict[str, tuple[Callable[[], tuple[bytes, dict[str, str]]], int, str]] = {
     "an output twice": (lambda: bad(entry(), outputs=[{"name": "output"}] * 2), 422, "each output once"),
     "classification": (lambda: bad(entry(), outputs=[{"name": "output", "parameters": {"classification": 2}}]), 400,
                        "an output as it is"),
+    "shared memory for an output": (lambda: bad(entry(), outputs=[{"name": "output", "parameters": {
+                                    "shared_memory_region": "x"}}]), 400, "an output as it is"),
     "a flag that is none": (lambda: bad(entry(), parameters={"binary_data_output": 1}), 400, "true or false"),
     "outputs and include": (lambda: bad(entry(), outputs=[{"name": "output"}], parameters={"include": "scores"}), 422,
                             "include or outputs, got both"),

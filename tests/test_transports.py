@@ -10,7 +10,6 @@ from functools import cache
 from itertools import combinations
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
@@ -23,7 +22,7 @@ from attention_service.pipeline.prepare import make_spec_and_plan
 from tests.helpers import messages, oip, wire
 from tests.helpers.covering import HALF, Group, covering, with_options
 from tests.helpers.options import as_fields
-from tests.helpers.rpc import remote
+from tests.helpers.rpc import Remote, remote
 from tests.test_options import PLAIN, UNUSUAL
 from tests.test_outputs import TRANSPORTS
 
@@ -35,7 +34,6 @@ OF_PYTHON = {"untyped", "allow_non_finite"}
 # The types of results, which lists do not have, and labels have tests of their own.
 ELSEWHERE = OF_PYTHON | {"dtype", "query_tokens", "key_tokens"}
 OPTIONS = {name: option for name, option in UNUSUAL.items() if name not in ELSEWHERE}
-OVER_SOCKETS = (*TRANSPORTS, "gRPC")
 
 
 @cache
@@ -46,7 +44,7 @@ def groups() -> list[Group]:
 
 def groups_for(transport: str) -> list[Group]:
     """A share of the groups, and others until each option is there."""
-    found = groups()[OVER_SOCKETS.index(transport) :: len(OVER_SOCKETS)]
+    found = groups()[list(TRANSPORTS).index(transport) :: len(TRANSPORTS)]
     for group in groups():
         if not set(group) <= {name for other in found for name in other}:
             found.append(group)
@@ -55,7 +53,7 @@ def groups_for(transport: str) -> list[Group]:
 
 def test_every_option_is_sent_by_every_transport_and_every_two_by_one() -> None:
     sent = set()
-    for transport in OVER_SOCKETS:
+    for transport in TRANSPORTS:
         requests = groups_for(transport)
         assert len(requests) < 15
         assert {name for group in requests for name in group} == UNUSUAL.keys() - ELSEWHERE
@@ -66,21 +64,18 @@ def test_every_option_is_sent_by_every_transport_and_every_two_by_one() -> None:
 
 
 @pytest.fixture(scope="module")
-def grpc() -> Iterator[Any]:
-    with remote() as server:
-        yield server
+def server() -> Iterator[Remote]:
+    with remote() as found:
+        yield found
 
 
-@pytest.mark.parametrize("transport", OVER_SOCKETS)
-def test_options_mean_the_same_in_every_transport(transport: str, client: httpx.Client, grpc: Any) -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_options_mean_the_same_in_every_transport(transport: str, server: Remote) -> None:
     for group in groups_for(transport):
         spec = with_options(SHOWING, OPTIONS, group)
         assert spec is not None
         fields = as_fields(spec)
-        if transport == "gRPC":
-            found = grpc.infer(messages.request(*oip.arrays_of(fields)))
-        else:
-            found = TRANSPORTS[transport](client, fields)
+        found = TRANSPORTS[transport](server, fields)
         for name, array in attend(**fields).items():
             if isinstance(array, dict):
                 continue

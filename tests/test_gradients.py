@@ -30,10 +30,10 @@ from attention_service.backends.registry import Backends
 from attention_service.errors import FieldConflict, InvalidRequest, MissingField, Overflow, ShapeMismatch
 from tests.helpers.by_decimal import MINUS_INFINITY, Exact, canonical
 from tests.helpers.corners import BY_NAME, make_corner_cases
+from tests.helpers.covering import with_options
 from tests.helpers.options import plain, unusual
 
-SIZES = (2, 2, 4, 6)
-TABLE = unusual(*SIZES)
+PLAIN, TABLE = plain(2, 2, 4, 6), unusual(2, 2, 4, 6)
 # Options of which no gradient depends: where the request is computed, what it returns, its labels.
 OTHER = {"dtype", "device", "backend", "query_tokens", "key_tokens", "untyped"}
 OPTIONS = [name for name in TABLE if name not in OTHER and not name.startswith("grad")]
@@ -61,21 +61,6 @@ def gradients_of(spec: AttentionSpec, backend: Backend | None = None) -> dict[st
     arrays = (backend or Backends().choose(spec.backend, spec.device)).run(make_plan(spec), spec, spec.sources).arrays
     found = dict(leaf for name in arrays if name.startswith("grad_") for leaf in leaves(name, arrays[name]))
     return {name.removeprefix("grad_"): array for name, array in found.items()}
-
-
-def with_options(*names: str) -> AttentionSpec | None:
-    """The plain request with these options; None if they do not go together."""
-    changes = [TABLE[name] for name in names]
-    if len({field for change in changes for field in change}) < sum(map(len, changes)):
-        return None
-    spec = plain(*SIZES)
-    for change in changes:
-        spec = spec._replace(**change)
-    try:
-        make_plan(spec)
-    except InvalidRequest:
-        return None
-    return spec
 
 
 class TestByHand:
@@ -220,7 +205,7 @@ def moved(fields: Mapping[str, Any], directions: Mapping[str, np.ndarray], step:
 @pytest.mark.parametrize("backend", ["numpy", "torch"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_gradients_of_each_option_are_those_of_torch(name: str, backend: Literal["numpy", "torch"]) -> None:
-    spec = with_options(name)
+    spec = with_options(PLAIN, TABLE, (name,))
     assert spec is not None
     check_against_torch(spec, Backends().choose(backend, "cpu"))
 
@@ -231,7 +216,7 @@ def test_gradients_of_each_option_are_those_of_torch(name: str, backend: Literal
 def test_gradients_of_pairs_of_options_are_those_of_torch(first: str) -> None:
     backend = Backends().choose("numpy", "cpu")
     for second in OPTIONS[: OPTIONS.index(first)]:
-        spec = with_options(first, second)
+        spec = with_options(PLAIN, TABLE, (first, second))
         if spec is not None:
             check_against_torch(spec, backend)
 
@@ -360,7 +345,7 @@ class TestComputation:
     @pytest.mark.parametrize("fast_rows", [0, 1])
     def test_every_option_in_many_tiles(self, name: str, fast_rows: int) -> None:
         """In tiles of whole rows, and in blocks of one key if a softmax returns no matrices."""
-        spec = with_options(name)
+        spec = with_options(PLAIN, TABLE, (name,))
         assert spec is not None
         shape = NumpyBackend().run(make_plan(spec), spec, spec.sources).output.shape
         spec = spec._replace(grad_output=np.random.default_rng(0).normal(size=shape), include=(), top_k=None)

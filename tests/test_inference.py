@@ -23,6 +23,7 @@ from attention_service.schemas.request import AttentionRequest
 from attention_service.version import __version__
 from tests.cases import CASES, Case
 from tests.conftest import app, serving
+from tests.helpers.covering import in_turn
 from tests.helpers.oip import HEADER, INFER, body, read, request_of, tensor
 
 EYE = np.eye(2, dtype=np.float32)
@@ -106,8 +107,7 @@ def test_inputs_have_the_datatypes_and_axes_of_their_fields() -> None:
     assert {name: found[name] for name in expected} == expected
 
 
-@pytest.mark.parametrize("form", ["binary", "flat", "nested"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(("case", "form"), in_turn(CASES, ["binary", "flat", "nested"]))
 def test_golden_cases_give_the_expected_numbers(case: Case, form: str, client: httpx.Client) -> None:
     response = ask(client, *request_of(case.request, form == "binary", form == "nested"))
     assert response.status_code == 200, response.text
@@ -329,6 +329,8 @@ BAD: dict[str, tuple[Callable[[], tuple[bytes, dict[str, str]]], int, str]] = {
     "an output twice": (lambda: bad(entry(), outputs=[{"name": "output"}] * 2), 422, "each output once"),
     "classification": (lambda: bad(entry(), outputs=[{"name": "output", "parameters": {"classification": 2}}]), 400,
                        "an output as it is"),
+    "shared memory for an output": (lambda: bad(entry(), outputs=[{"name": "output", "parameters": {
+                                    "shared_memory_region": "x"}}]), 400, "an output as it is"),
     "a flag that is none": (lambda: bad(entry(), parameters={"binary_data_output": 1}), 400, "true or false"),
     "outputs and include": (lambda: bad(entry(), outputs=[{"name": "output"}], parameters={"include": "scores"}), 422,
                             "include or outputs, got both"),

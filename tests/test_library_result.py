@@ -6,6 +6,7 @@ import copy
 import pickle
 import re
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ from attention_service.backends.numpy.backend import NumpyBackend
 from attention_service.library import AttentionResult
 from attention_service.render.heatmap import HeatmapRequested
 from attention_service.render.options import Options
-from tests.test_options import CHANGES, changed
+from tests.helpers.covering import Group, covering, with_options
+from tests.test_options import CHANGES, PLAIN
 
 # Three keys, equal to the query, so that each weighs the same, and the logsumexp is log 3 + 1.
 ONES = np.ones((3, 1))
@@ -124,19 +126,32 @@ def test_a_result_can_be_compared_with_a_request() -> None:
     assert set(report.errors) == {"output", "attention_weights", "logsumexp", "entropy"}
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_a_result_survives_copies_and_pickles(name: str) -> None:
-    """With every option of a request, as a result keeps its request."""
-    spec = changed(name)
+def result_of(group: Group) -> AttentionResult:
+    """The result of a request with these options."""
+    spec = with_options(PLAIN, CHANGES, group)
+    assert spec is not None
     plan = make_plan(spec)
-    result = AttentionResult(NumpyBackend().run(plan, spec, spec.sources), spec, plan)
+    return AttentionResult(NumpyBackend().run(plan, spec, spec.sources), spec, plan)
+
+
+@pytest.mark.parametrize("group", covering(PLAIN, CHANGES), ids=itemgetter(0))
+def test_a_result_survives_copies_and_pickles(group: Group) -> None:
+    """With every option of a request, as a result keeps its request."""
+    result = result_of(group)
     for found in (copy.copy(result), copy.deepcopy(result), pickle.loads(pickle.dumps(result))):
         assert type(found) is AttentionResult
         assert arrays(found) == arrays(result)
         assert found.metadata == result.metadata
         assert repr(found) == repr(result)
-        assert found._spec.include == spec.include
-        assert found._plan.options == plan.options
+        assert found._plan.options == result._plan.options
+        assert found._spec.include == result._spec.include
+
+
+# Without them, weights of all heads and queries are returned, which a picture shows.
+COMPUTED = {"sinks", "select_heads", "select_queries", "average_heads", "top_k"}
+RETURNED = {
+    name: option for name, option in CHANGES.items() if option.get("include") != () and not COMPUTED & option.keys()
+}
 
 
 def panels(result: AttentionResult, returned: Result | None) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -144,12 +159,12 @@ def panels(result: AttentionResult, returned: Result | None) -> list[tuple[np.nd
     return [(panel.values, panel.hidden_by) for panel in wanted.picture(NumpyBackend()).panels]
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_a_picture_of_returned_weights_is_that_of_computed_ones(name: str) -> None:
+@pytest.mark.parametrize(
+    "group", [*covering(PLAIN, RETURNED), *((name,) for name in CHANGES if name not in RETURNED)], ids=itemgetter(0)
+)
+def test_a_picture_of_returned_weights_is_that_of_computed_ones(group: Group) -> None:
     """With every option of a request, in bins of several queries and keys."""
-    spec = changed(name)
-    plan = make_plan(spec)
-    result = AttentionResult(NumpyBackend().run(plan, spec, spec.sources), spec, plan)
+    result = result_of(group)
     for found, expected in zip(panels(result, result), panels(result, None), strict=True):
         np.testing.assert_allclose(found[0], expected[0], rtol=1e-6, atol=1e-12)
         np.testing.assert_array_equal(found[1], expected[1])

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-import httpx
 import numpy as np
 import pytest
 
@@ -18,10 +17,13 @@ from attention_service import attend
 from attention_service.attention.outputs import FORWARD, OUTPUTS
 from attention_service.attention.spec import Output
 from attention_service.cli import main
-from tests.helpers import oip, wire
+from tests.helpers import messages, oip, wire
 from tests.helpers.backends import BACKENDS, compute_as_if_large
+from tests.helpers.rpc import Remote, remote
 from tests.test_encoding import untyped
 
+# How a transport sends the fields of a request, and returns the results.
+Send = Callable[[Remote, dict[str, Any]], dict[str, Any]]
 B, H, Q, K, D = 2, 2, 3, 5, 4
 NAMES: tuple[str, ...] = FORWARD
 
@@ -106,71 +108,62 @@ def test_outputs_are_right_on_every_path(
         assert result.metadata.fully_masked_rows == B * H * int((~visible.any(axis=-1)).sum())
 
 
-def by_json(client: httpx.Client, fields: dict[str, Any]) -> dict[str, Any]:
-    return dict(client.post("/attention", json=json.loads(wire.write(fields, wire.JSON))).json())
+def by_json(server: Remote, fields: dict[str, Any]) -> dict[str, Any]:
+    return dict(server.http.post("/attention", json=json.loads(wire.write(fields, wire.JSON))).json())
 
 
-def by_base64(client: httpx.Client, fields: dict[str, Any]) -> dict[str, Any]:
-    answer = by_json(client, fields | {"encoding": "base64"})
+def by_base64(server: Remote, fields: dict[str, Any]) -> dict[str, Any]:
+    answer = by_json(server, fields | {"encoding": "base64"})
     return {name: untyped(value) for name, value in answer.items() if name != "metadata"}
 
 
-def binary(media_type: str) -> Callable[[httpx.Client, dict[str, Any]], dict[str, Any]]:
-    def send(client: httpx.Client, fields: dict[str, Any]) -> dict[str, Any]:
-        body = wire.write(fields, media_type)
-        return wire.read(
-            client.post("/attention", content=body, headers={"Content-Type": media_type}).content, media_type
-        )
+def binary(media_type: str) -> Send:
+    def send(server: Remote, fields: dict[str, Any]) -> dict[str, Any]:
+        body, head = wire.write(fields, media_type), {"Content-Type": media_type}
+        return wire.read(server.http.post("/attention", content=body, headers=head).content, media_type)
 
     return send
 
 
-def inference(is_binary: bool) -> Callable[[httpx.Client, dict[str, Any]], dict[str, Any]]:
-    def send(client: httpx.Client, fields: dict[str, Any]) -> dict[str, Any]:
+def inference(is_binary: bool) -> Send:
+    def send(server: Remote, fields: dict[str, Any]) -> dict[str, Any]:
         body, headers = oip.request_of(fields, is_binary)
-        return oip.read(client.post(oip.INFER, content=body, headers=headers))
+        return oip.read(server.http.post(oip.INFER, content=body, headers=headers))
 
     return send
 
 
-TRANSPORTS: dict[str, Callable[[httpx.Client, dict[str, Any]], dict[str, Any]]] = {
+def by_grpc(server: Remote, fields: dict[str, Any]) -> dict[str, Any]:
+    return server.infer(messages.request(*oip.arrays_of(fields)))
+
+
+TRANSPORTS: dict[str, Send] = {
     "JSON": by_json,
     "base64": by_base64,
     "npz": binary(wire.NPZ),
     "safetensors": binary(wire.SAFETENSORS),
     "inference in JSON": inference(False),
     "inference in binary": inference(True),
+    "gRPC": by_grpc,
 }
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Remote]:
+    with remote() as found:
+        yield found
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_outputs_are_right_in_every_transport(variant: str, transport: str, client: httpx.Client) -> None:
+def test_outputs_are_right_in_every_transport(variant: str, transport: str, server: Remote) -> None:
     options, _ = VARIANTS[variant]
     for include in (*([name] for name in NAMES), list(NAMES)):
         fields = request() | options | {"num_heads": H, "include": include}
-        found = TRANSPORTS[transport](client, fields)
+        found = TRANSPORTS[transport](server, fields)
         check(found, include, variant, is_json=transport == "JSON")
         if "hidden_by" in include and transport != "JSON":
             assert found["hidden_by"].dtype == np.int32
-
-
-@pytest.fixture(scope="module")
-def grpc() -> Iterator[Any]:
-    from tests.helpers.rpc import remote
-
-    with remote() as server:
-        yield server
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_outputs_are_right_over_grpc(variant: str, grpc: Any) -> None:
-    from tests.helpers import messages
-
-    options, _ = VARIANTS[variant]
-    for include in (*([name] for name in NAMES), list(NAMES)):
-        arrays, parameters = oip.arrays_of(request() | options | {"num_heads": H})
-        check(grpc.infer(messages.request(arrays, parameters, outputs=("output", *include))), include, variant)
 
 
 def test_outputs_are_right_on_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

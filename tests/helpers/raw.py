@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import socket
 
 import httpx
@@ -29,12 +27,3 @@ def receive_all(connection: socket.socket) -> bytes:
     while part := connection.recv(2**16):
         parts.append(part)
     return b"".join(parts)
-
-
-def problem_of(response: bytes) -> tuple[int, str]:
-    """Status and code of a problem response. Asserts that its body has the length of its Content-Length."""
-    head, _, body = response.partition(b"\r\n\r\n")
-    length = re.search(rb"(?i)content-length: (\d+)", head)
-    assert length is not None
-    assert len(body) == int(length[1])
-    return int(head.split(b" ")[1]), json.loads(body)["code"]

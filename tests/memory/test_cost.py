@@ -20,6 +20,7 @@ from attention_service.pipeline.engine import Engine
 from attention_service.pipeline.prepare import make_spec_and_plan
 from attention_service.settings import Settings
 from tests.cases import CASES, Case
+from tests.helpers.covering import in_turn
 from tests.helpers.wire import JSON, NPZ, SAFETENSORS, write
 
 LIMIT = 2**20
@@ -29,8 +30,7 @@ def nbytes(value: Any) -> int:
     return sum(map(nbytes, value.values())) if isinstance(value, dict) else value.nbytes
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(("case", "dtype"), in_turn(CASES, ["float64", "float32", "float16"]))
 def test_the_size_of_the_results_is_estimated_exactly(case: Case, dtype: DType) -> None:
     fields = CODECS[JSON].decode(write({**case.request, "dtype": dtype}, JSON), LIMIT)
     attention = Engine(Settings.model_construct()).attention

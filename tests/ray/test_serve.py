@@ -55,7 +55,7 @@ def test_golden_cases(case: Case, client: httpx.Client) -> None:
 
 @pytest.mark.parametrize("bad", test_bad_requests.BAD, ids=lambda bad: bad.name)
 def test_a_bad_request_gets_its_problem(bad: test_bad_requests.Bad, client: httpx.Client) -> None:
-    test_bad_requests.test_a_bad_request_gets_its_problem(bad, 0, client)
+    test_bad_requests.check_problem(bad, client)
 
 
 def check_problem(response: httpx.Response, status: int, code: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import socket
 import threading
@@ -93,6 +94,18 @@ def unavailable() -> dict[str, str]:
     """Reasons by mark for the tests that cannot run here. They are not collected; a header lists them."""
     torch = "" if HAS_TORCH else "torch is not installed; run make test-torch"
     return {mark: reason for mark, reason in (("torch", torch), ("gpu", missing_gpu())) if reason}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Look for garbage as rarely as a service, and never among the modules and tests, which took half of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.set_threshold(10_000, 10, 10)
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

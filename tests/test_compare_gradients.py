@@ -71,7 +71,9 @@ def test_a_wrong_gradient_by_hand_is_named() -> None:
     assert report.hypotheses[0].change is None
 
 
-@pytest.mark.parametrize("name", GRADIENT_MUTANTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (n % 4 > 0)) for n, name in enumerate(GRADIENT_MUTANTS)]
+)
 def test_each_planted_mistake_is_named_first(name: str) -> None:
     for seed in range(40):
         drawn = draw_gradients(seed, name)
@@ -146,8 +148,8 @@ def test_the_gradient_of_an_option_is_judged_alone(name: str, shape: tuple[int, 
     fields = request(0, TYPES["float32"])
     fields[name.removeprefix("grad_")] = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     found = getattr(attend(**fields, gradients="all", include=[]), name)
-    assert compare({name: found}, **fields).verdict.status == "correct"
-    assert compare({name: found * np.float32(1.5)}, **fields).verdict.status == "wrong"
+    assert ratio_of(compare({name: found}, **fields, time_limit=1e-3)) < 2
+    assert compare({name: found * np.float32(1.5)}, **fields, time_limit=1e-3).verdict.status == "wrong"
 
 
 def test_an_unknown_mistake_is_told_by_facts() -> None:
@@ -164,7 +166,7 @@ def test_places_say_the_axes_of_the_field() -> None:
     fields = request(0, TYPES["float32"])
     found = returned(fields)
     found["grad_key"][1, :, 64:] += 1
-    report = compare(found, **fields)
+    report = compare(found, **fields, time_limit=1e-3)
     assert [place.message for place in report.where[1:]] == [
         "batch entry 1 only",
         "keys 64 to 66 only: the tail of a tile of 64",
@@ -214,7 +216,7 @@ def test_rows_without_a_key_have_gradients_of_0() -> None:
     right = {name: np.array(found[name]) for name in names}
     assert ratio_of(compare(right, **fields, time_limit=1e-3)) < 2
     right["grad_query"][:, :, 3] = np.nan
-    report = compare(right, **fields)
+    report = compare(right, **fields, time_limit=1e-3)
     assert report.verdict.status == "wrong"
     assert report.errors["grad_query"].non_finite == 2 * 4 * 16
 
@@ -336,9 +338,9 @@ def test_hidden_keys_change_no_verdict(garbage: float) -> None:
     ratio = compare(right, **fields, time_limit=1e-3).verdict.ratio
     assert compare(right, **hidden, time_limit=1e-3).verdict.ratio == pytest.approx(ratio, rel=0.5)
     wrong = {**right, "grad_query": right["grad_query"] * np.float32(1.01)}
-    assert compare(wrong, **hidden).verdict.status == "wrong"
-    zeros = compare(np.zeros_like(found.output), **hidden, time_limit=1e-3)
-    assert zeros.verdict.ratio == pytest.approx(compare(np.zeros_like(found.output), **fields).verdict.ratio, rel=0.5)
+    assert compare(wrong, **hidden, time_limit=1e-3).verdict.status == "wrong"
+    zeros = [compare(np.zeros_like(found.output), **one, time_limit=1e-3).verdict for one in (fields, hidden)]
+    assert zeros[1].ratio == pytest.approx(zeros[0].ratio, rel=0.5)
 
 
 def test_what_is_not_0_is_never_proved_to_be_0() -> None:
@@ -352,9 +354,9 @@ def test_what_is_not_0_is_never_proved_to_be_0() -> None:
 @pytest.mark.parametrize("size", [1e-320, 1e-310])
 def test_subnormal_gradients_are_judged(size: float) -> None:
     fields = BY_HAND | {"grad_output": [[size]]}
-    report = compare({"grad_value": [[1.0], [1.0]]}, **fields)
+    report = compare({"grad_value": [[1.0], [1.0]]}, **fields, time_limit=1e-3)
     assert report.verdict.status == "wrong"
-    assert ratio_of(compare({"grad_value": [[size / 2], [size / 2]]}, **fields)) < 2
+    assert ratio_of(compare({"grad_value": [[size / 2], [size / 2]]}, **fields, time_limit=1e-3)) < 2
 
 
 def test_a_sum_near_0_leaves_gradients_of_values_room() -> None:
@@ -389,4 +391,4 @@ def test_heads_may_have_scales_of_their_own(scale: Any) -> None:
     sent = {name: np.asarray(found[name]) for name in ("grad_query", "grad_key", "grad_scale")}
     assert ratio_of(compare(sent, **fields, time_limit=1e-3)) < 2
     sent["grad_scale"] = sent["grad_scale"] * np.float32(2)
-    assert compare(sent, **fields).where[0].array == "grad_scale"
+    assert compare(sent, **fields, time_limit=1e-3).where[0].array == "grad_scale"

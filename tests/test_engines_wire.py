@@ -6,6 +6,7 @@ import json
 import threading
 import tracemalloc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ import pytest
 
 from attention_service import call
 from attention_service.backends.numpy.backend import NumpyBackend
+from attention_service.cli import main
 from attention_service.codecs.decoded import Decoded
 from attention_service.codecs.table import CODECS
 from attention_service.engines.call import MOST
@@ -25,7 +27,6 @@ from tests.conftest import app, serving, serving_freed
 from tests.helpers.engine_calls import Draw
 from tests.helpers.engine_draws import DRAWS
 from tests.helpers.wire import JSON, MEDIA_TYPES, NPZ, SAFETENSORS, typed_array, write
-from tests.test_cli import run
 from tests.test_engines_hostile import damaged
 from tests.test_operations import problem
 from tests.test_requests_freed import assert_freed
@@ -257,11 +258,11 @@ def test_other_operations_take_no_calls(client: httpx.Client) -> None:
         assert name not in json.dumps(client.get("/v2/models/attention").json()["inputs"])
 
 
-def test_the_command_line_computes_calls() -> None:
-    fields = {"call": VARLEN, "arguments": arguments()}
-    done = run("compute", "-", stdin=json.dumps(as_json(fields)))
-    assert done.returncode == 0, done.stderr
-    np.testing.assert_array_equal(json.loads(done.stdout)["output"], call(VARLEN, **arguments()).output)
+def test_the_command_line_computes_calls(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    (tmp_path / "call.json").write_text(json.dumps(as_json({"call": VARLEN, "arguments": arguments()})))
+    assert main(["compute", str(tmp_path / "call.json")]) == 0
+    printed = json.loads(capsysbinary.readouterr().out)
+    np.testing.assert_array_equal(printed["output"], call(VARLEN, **arguments()).output)
 
 
 def test_damaged_calls_never_fail(client: httpx.Client) -> None:

@@ -64,13 +64,9 @@ class Live:
         assert status == 200
         return next(float(line.split()[1]) for line in text.decode().splitlines() if line.startswith(name + " "))
 
-    def descriptors(self) -> int:
-        """The number of open file descriptors in all processes of the server."""
-        return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in self.running.tree())
-
     def descriptors_fall_to(self, descriptors: int) -> bool:
         """True if the number of open file descriptors falls to `descriptors` in time."""
-        return within(TIMEOUT, lambda: self.descriptors() <= descriptors)
+        return self.running.descriptors_left(descriptors) <= descriptors
 
     def logged(self) -> str:
         self.log.seek(0)

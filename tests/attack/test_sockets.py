@@ -51,7 +51,7 @@ def warm_up(server: Live) -> None:
 @pytest.fixture(autouse=True)
 def server_recovers(server: Live) -> Iterator[None]:
     """After each test the server responds, and its file descriptors are closed."""
-    assert server.descriptors_fall_to(base := server.descriptors())
+    assert server.descriptors_fall_to(base := server.running.descriptors())
     yield
     server.healthy()
     assert server.ask(GOOD)[0] == 200

@@ -137,6 +137,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--url", help="URL of a running service, which the fixture `client` uses instead of starting one")
 
 
+@pytest.fixture
+def without_suggestions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparisons suggest no next input, the search for which takes most of the time of small ones."""
+    monkeypatch.setattr("attention_service.comparison.compare.suggest", lambda *given, **more: None)
+
+
 @pytest.fixture(scope="session")
 def client(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
     url = request.config.getoption("--url")

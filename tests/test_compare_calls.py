@@ -23,6 +23,7 @@ from attention_service.schemas.compare import CompareReport
 from tests.helpers.engine_calls import Draw, Drawn
 from tests.helpers.engine_draws import DRAWS
 
+pytestmark = pytest.mark.usefixtures("without_suggestions")
 Array = np.ndarray
 BACKEND = Backends(threads=1).choose("numpy", "cpu")
 BF16 = np.dtype(ml_dtypes.bfloat16)

@@ -23,7 +23,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -242,10 +241,6 @@ def pinned_server() -> Iterator[Running]:
     os.sched_setaffinity(0, processors)
 
 
-def descriptors(running: Running) -> int:
-    return sum(len(os.listdir(Path("/proc") / str(pid) / "fd")) for pid in running.tree())
-
-
 def main() -> None:
     """Measure few clients, many, and few again."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -259,7 +254,7 @@ def main() -> None:
     with pinned_server() as running:
         alone = costs(running.port, asked)
         time.sleep(1)
-        before, idle = descriptors(running), running.resident()
+        before, idle = running.descriptors(), running.resident()
         running.forget_peak()
         # Few clients before and after many, as the speed of a shared machine changes.
         some = [LoadGenerator(running.port, FEW, asked).run(few_seconds)]
@@ -267,8 +262,7 @@ def main() -> None:
         some.append(LoadGenerator(running.port, FEW, asked).run(few_seconds))
         best = statistics.mean(found.work(alone) for found in some)
         grown = running.peak() - idle
-        time.sleep(1)
-        after = descriptors(running)
+        after = running.descriptors_left(before)
     # The queue moves once per large request, while small requests and refusals are answered, too.
     bound = QUEUE * many.seconds / max(1, len(many.times.get(("large", 200), []))) * 1e3
     statuses = Counter({key: len(times) for key, times in many.times.items()})

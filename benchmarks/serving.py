@@ -19,7 +19,7 @@ PROC = Path("/proc")
 TICKS = os.sysconf("SC_CLK_TCK")
 # Processors that other processes may use before a run counts as disturbed.
 OTHERS = 0.1
-START_TIMEOUT, STOP_TIMEOUT = 90.0, 10.0
+START_TIMEOUT, STOP_TIMEOUT, CLOSE_TIMEOUT = 90.0, 10.0, 120.0
 
 
 class NotStarted(Exception):
@@ -65,6 +65,17 @@ class Running:
         """Reset the peak to the present resident memory."""
         for pid in self.tree():
             (PROC / str(pid) / "clear_refs").write_text("5")
+
+    def descriptors(self) -> int:
+        """Return the number of open file descriptors of all its processes."""
+        return sum(len(os.listdir(PROC / str(pid) / "fd")) for pid in self.tree())
+
+    def descriptors_left(self, most: int) -> int:
+        """Return the number of open descriptors once it is at most `most`, or after CLOSE_TIMEOUT."""
+        end = time.monotonic() + CLOSE_TIMEOUT
+        while (found := self.descriptors()) > most and time.monotonic() < end:
+            time.sleep(0.1)
+        return found
 
 
 def blas_variables() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import socket
 import threading
@@ -96,6 +97,18 @@ def unavailable() -> dict[str, str]:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Look for garbage as rarely as a service, and never among the modules and tests, which took half of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.set_threshold(10_000, 10, 10)
+        gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_pycollect_makeitem() -> Generator[None, Any, Any]:
     """Leave out all tests with an unavailable mark."""
     made = yield
@@ -122,6 +135,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--url", help="URL of a running service, which the fixture `client` uses instead of starting one")
+
+
+@pytest.fixture
+def without_suggestions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparisons suggest no next input, the search for which takes most of the time of small ones."""
+    monkeypatch.setattr("attention_service.comparison.compare.suggest", lambda *given, **more: None)
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from attention_service import assert_call, call, compare_call
 from attention_service.errors import InvalidRequest
 from tests.test_compare_calls import DECODE, PAGES, RAGGED, VARLEN, Paged, bottom_right, decoded, last_full, varlen
 
+pytestmark = pytest.mark.usefixtures("without_suggestions")
 Array = np.ndarray
 
 

@@ -225,7 +225,7 @@ def test_a_failed_allocation_is_a_413_and_the_service_continues(backend: str) ->
                 assert (small.status_code, small.json()["output"]) == (200, [[1.0]])
     finally:
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(TIMEOUT) == 0
 
 
 @pytest.mark.slow
@@ -244,7 +244,7 @@ def test_a_body_that_does_not_fit_is_a_413_and_the_service_continues() -> None:
             assert (small.status_code, small.json()["output"]) == (200, [[1.0]])
     finally:
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(TIMEOUT) == 0
 
 
 def listens(client: httpx.Client, process: subprocess.Popen[bytes]) -> bool:

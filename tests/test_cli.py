@@ -21,6 +21,7 @@ from attention_service.runtime import health
 from attention_service.settings import Settings
 from tests.cases import CASES, FOLDER
 from tests.conftest import free_port, serving
+from tests.helpers.waiting import TIMEOUT
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
 
@@ -28,7 +29,7 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.sta
 def run(*arguments: str, stdin: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).with_name("attention-service")), *arguments]
     return subprocess.run(
-        command, input=stdin, capture_output=True, text=True, env=ENVIRONMENT | environment, timeout=60, check=False
+        command, input=stdin, capture_output=True, text=True, env=ENVIRONMENT | environment, timeout=90, check=False
     )
 
 
@@ -181,10 +182,10 @@ def test_several_workers_serve_one_port() -> None:
             while started < 2:
                 started += "startup complete" in process.stderr.readline()
             for _ in range(10):  # each on a new connection
-                answer = httpx.post(f"http://127.0.0.1:{port}/attention", json={"input": [[1]]})
+                answer = httpx.post(f"http://127.0.0.1:{port}/attention", json={"input": [[1]]}, timeout=TIMEOUT)
                 assert answer.json()["output"] == [[1]]
             process.send_signal(signal.SIGTERM)
-            process.wait(timeout=20)
+            process.wait(timeout=TIMEOUT)
         finally:
             process.kill()
 
@@ -239,8 +240,8 @@ def test_serve_runs_until_sigterm(command: list[str]) -> None:
         try:
             line = next(line for line in process.stderr if "running on" in line)
             url = next(word for word in line.split() if word.startswith("http://"))
-            assert httpx.get(f"{url}/health/ready").status_code == 200
+            assert httpx.get(f"{url}/health/ready", timeout=TIMEOUT).status_code == 200
             process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=20) == 0
+            assert process.wait(timeout=TIMEOUT) == 0
         finally:
             process.kill()

@@ -11,6 +11,7 @@ import pytest
 from attention_service.errors import InvalidRequest
 from attention_service.library import attend, compare
 
+pytestmark = pytest.mark.usefixtures("without_suggestions")
 RANDOM: Final = np.random.default_rng(5)
 QUERY, KEY, VALUE = RANDOM.normal(size=(3, 2, 67, 16)).astype(np.float32)
 REQUEST: Final[dict[str, Any]] = {"query": QUERY, "key": KEY, "value": VALUE, "layout": "hld", "is_causal": True}

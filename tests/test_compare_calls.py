@@ -23,6 +23,7 @@ from attention_service.schemas.compare import CompareReport
 from tests.helpers.engine_calls import Draw, Drawn
 from tests.helpers.engine_draws import DRAWS
 
+pytestmark = pytest.mark.usefixtures("without_suggestions")
 Array = np.ndarray
 BACKEND = Backends(threads=1).choose("numpy", "cpu")
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -297,10 +298,10 @@ def scaled(*roles: tuple[int, Callable[[Array], Array]]) -> tuple[Array, ...]:
     ("name", "scales"),
     [
         ("descale.absent", scaled((1, np.ones_like))),
-        ("descale.absent", scaled((0, np.ones_like), (2, np.ones_like))),
+        pytest.param("descale.absent", scaled((0, np.ones_like), (2, np.ones_like)), marks=pytest.mark.slow),
         ("descale.twice", scaled((2, np.square))),
         ("descale.first_head", scaled((0, lambda x: x[:, [0, 0]]))),
-        ("descale.scalar", scaled((1, lambda x: np.full_like(x, x[0, 0])))),
+        pytest.param("descale.scalar", scaled((1, lambda x: np.full_like(x, x[0, 0]))), marks=pytest.mark.slow),
         ("descale.swapped", (SCALES[0], SCALES[2], SCALES[1])),
     ],
 )

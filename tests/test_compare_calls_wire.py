@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
+from attention_service.cli import main
 from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.calls.compare import compare_call
 from attention_service.comparison.calls.parts import call_bytes, parts
@@ -25,7 +26,6 @@ from tests.conftest import serving_freed
 from tests.helpers.engine_calls import Draw
 from tests.helpers.engine_draws import DRAWS
 from tests.helpers.wire import JSON, MEDIA_TYPES, SAFETENSORS, write
-from tests.test_cli import run
 from tests.test_compare_calls import BACKEND, RAGGED, VARLEN, bottom_right, in_axes, varlen
 from tests.test_engines_hostile import damaged
 from tests.test_engines_wire import as_json
@@ -147,16 +147,15 @@ def test_own_tolerances_and_types(client: httpx.Client) -> None:
     assert post(client, actual={"output": rounded}, dtype="float16").json()["verdict"]["status"] == "correct"
 
 
-def test_the_command_line_judges_calls(tmp_path: Path) -> None:
+def test_the_command_line_judges_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fields = {"call": VARLEN, "arguments": RAGGED}
     for name, answer in (("right", OUTPUT), ("wrong", varlen(lambda n: 0)[0])):
         np.save(tmp_path / f"{name}.npy", answer)
     (tmp_path / "call.safetensors").write_bytes(write(fields, SAFETENSORS))
-    done = run("compare", str(tmp_path / "call.safetensors"), str(tmp_path / "right.npy"))
-    assert (done.returncode, done.stderr) == (0, "")
-    done = run("compare", str(tmp_path / "call.safetensors"), str(tmp_path / "wrong.npy"))
-    assert done.returncode == 1
-    assert "proof: ragged.top_left" in done.stdout
+    assert main(["compare", str(tmp_path / "call.safetensors"), str(tmp_path / "right.npy")]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["compare", str(tmp_path / "call.safetensors"), str(tmp_path / "wrong.npy")]) == 1
+    assert "proof: ragged.top_left" in capsys.readouterr().out
 
 
 def asked(queries: list[int], keys: list[int], heads: int = 2, features: int = 8) -> CallQuestion:

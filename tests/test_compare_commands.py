@@ -22,6 +22,7 @@ from attention_service.comparison.calls.request import typed_arguments
 from attention_service.comparison.inputs import make_input
 from attention_service.comparison.recipes import recipe_for
 
+pytestmark = pytest.mark.usefixtures("without_suggestions")
 # Two queries, keys and values of one feature, so that all weights are known: query 1 sees keys 0 and 1 alike.
 REQUEST: Final[dict[str, Any]] = {
     "query": [[[[0.0], [0.0]]]],

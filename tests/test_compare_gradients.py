@@ -71,7 +71,9 @@ def test_a_wrong_gradient_by_hand_is_named() -> None:
     assert report.hypotheses[0].change is None
 
 
-@pytest.mark.parametrize("name", GRADIENT_MUTANTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (n % 4 > 0)) for n, name in enumerate(GRADIENT_MUTANTS)]
+)
 def test_each_planted_mistake_is_named_first(name: str) -> None:
     for seed in range(40):
         drawn = draw_gradients(seed, name)
@@ -92,7 +94,7 @@ def test_right_kernels_are_right(dtype: str, options: dict[str, Any]) -> None:
         (BackwardKernel(), BackwardKernel(16, 32, half, half), BackwardKernel(32, 16, half, splits=4))
     ):
         fields = request(seed, TYPES[dtype], **options)
-        report = compare(returned(fields, kernel), **fields, time_limit=1e-3)
+        report = compare(returned(fields, kernel), **fields, time_limit=0)
         assert report.verdict.ratio is not None
         assert report.verdict.ratio < 2, (kernel, report)
 
@@ -146,8 +148,8 @@ def test_the_gradient_of_an_option_is_judged_alone(name: str, shape: tuple[int, 
     fields = request(0, TYPES["float32"])
     fields[name.removeprefix("grad_")] = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     found = getattr(attend(**fields, gradients="all", include=[]), name)
-    assert compare({name: found}, **fields).verdict.status == "correct"
-    assert compare({name: found * np.float32(1.5)}, **fields).verdict.status == "wrong"
+    assert ratio_of(compare({name: found}, **fields, time_limit=0)) < 2
+    assert compare({name: found * np.float32(1.5)}, **fields, time_limit=0).verdict.status == "wrong"
 
 
 def test_an_unknown_mistake_is_told_by_facts() -> None:
@@ -164,7 +166,7 @@ def test_places_say_the_axes_of_the_field() -> None:
     fields = request(0, TYPES["float32"])
     found = returned(fields)
     found["grad_key"][1, :, 64:] += 1
-    report = compare(found, **fields)
+    report = compare(found, **fields, time_limit=0)
     assert [place.message for place in report.where[1:]] == [
         "batch entry 1 only",
         "keys 64 to 66 only: the tail of a tile of 64",
@@ -177,7 +179,7 @@ def test_errors_far_below_the_largest_gradient_are_seen() -> None:
     fields = request(0, TYPES["float32"], length=256, is_causal=True, query_offset=np.asarray(0))
     found = returned(fields)
     found["grad_value"][:, :, -1] *= np.float32(1.01)
-    report = compare(found, **fields, time_limit=1e-3)
+    report = compare(found, **fields, time_limit=0)
     assert report.verdict.status == "wrong"
     assert report.where[1].message == "key 255 only"
 
@@ -191,7 +193,7 @@ def test_rows_that_few_keys_dominate_are_right(seed: int) -> None:
     arrays |= {"query": arrays["query"] * 2.5, "value": arrays["value"] + random.normal(size=(1, 3, 1, 1)) * 2}
     arrays["grad_output"] = random.normal(size=shapes["query"])
     fields: dict[str, Any] = {name: array.astype(BFLOAT16) for name, array in arrays.items()} | {"layout": "bhld"}
-    report = compare(returned(fields, BackwardKernel(16, 16, rounds=True)), **fields, time_limit=1e-3)
+    report = compare(returned(fields, BackwardKernel(16, 16, rounds=True)), **fields, time_limit=0)
     assert ratio_of(report) < 1
 
 
@@ -201,7 +203,7 @@ def test_what_is_exactly_0_has_no_rounding() -> None:
     right = returned(fields, BackwardKernel(rounds=True))
     assert not right["grad_key"][:, :, 12:].any()
     right["grad_key"][:, :, 13] = 1e-6
-    report = compare(right, **fields, time_limit=1e-3)
+    report = compare(right, **fields, time_limit=0)
     assert (report.verdict.status, report.where[1].message) == ("wrong", "key 13 only")
 
 
@@ -212,9 +214,9 @@ def test_rows_without_a_key_have_gradients_of_0() -> None:
     found = attend(**fields, gradients="all")
     names = ("grad_query", "grad_key", "grad_value")
     right = {name: np.array(found[name]) for name in names}
-    assert ratio_of(compare(right, **fields, time_limit=1e-3)) < 2
+    assert ratio_of(compare(right, **fields, time_limit=0)) < 2
     right["grad_query"][:, :, 3] = np.nan
-    report = compare(right, **fields)
+    report = compare(right, **fields, time_limit=0)
     assert report.verdict.status == "wrong"
     assert report.errors["grad_query"].non_finite == 2 * 4 * 16
 
@@ -225,9 +227,9 @@ def test_gradients_of_parameters_are_judged() -> None:
     fields["query_norm"] = {"weight": np.linspace(0.5, 1.5, 16).astype(np.float32)}
     found = attend(**fields, gradients="all")
     sent = {"grad_sinks": found.grad_sinks, "grad_query_norm": {"weight": found["grad_query_norm"]["weight"]}}
-    assert ratio_of(compare(sent, **fields, time_limit=1e-3)) < 2
+    assert ratio_of(compare(sent, **fields, time_limit=0)) < 2
     sent["grad_query_norm"] = {"weight": found["grad_query_norm"]["weight"] * 1.01}
-    report = compare(sent, **fields, time_limit=1e-3)
+    report = compare(sent, **fields, time_limit=0)
     assert report.verdict.status in ("imprecise", "wrong")
     assert report.where[0].array == "grad_query_norm.weight"
 
@@ -333,12 +335,12 @@ def test_hidden_keys_change_no_verdict(garbage: float) -> None:
     hidden = fields | {name: fields[name].copy() for name in ("key", "value")}
     for name in ("key", "value"):
         hidden[name][:, :, 60:] = garbage
-    ratio = compare(right, **fields, time_limit=1e-3).verdict.ratio
-    assert compare(right, **hidden, time_limit=1e-3).verdict.ratio == pytest.approx(ratio, rel=0.5)
+    ratio = compare(right, **fields, time_limit=0).verdict.ratio
+    assert compare(right, **hidden, time_limit=0).verdict.ratio == pytest.approx(ratio, rel=0.5)
     wrong = {**right, "grad_query": right["grad_query"] * np.float32(1.01)}
-    assert compare(wrong, **hidden).verdict.status == "wrong"
-    zeros = compare(np.zeros_like(found.output), **hidden, time_limit=1e-3)
-    assert zeros.verdict.ratio == pytest.approx(compare(np.zeros_like(found.output), **fields).verdict.ratio, rel=0.5)
+    assert compare(wrong, **hidden, time_limit=0).verdict.status == "wrong"
+    zeros = [compare(np.zeros_like(found.output), **one, time_limit=0).verdict for one in (fields, hidden)]
+    assert zeros[1].ratio == pytest.approx(zeros[0].ratio, rel=0.5)
 
 
 def test_what_is_not_0_is_never_proved_to_be_0() -> None:
@@ -352,9 +354,9 @@ def test_what_is_not_0_is_never_proved_to_be_0() -> None:
 @pytest.mark.parametrize("size", [1e-320, 1e-310])
 def test_subnormal_gradients_are_judged(size: float) -> None:
     fields = BY_HAND | {"grad_output": [[size]]}
-    report = compare({"grad_value": [[1.0], [1.0]]}, **fields)
+    report = compare({"grad_value": [[1.0], [1.0]]}, **fields, time_limit=0)
     assert report.verdict.status == "wrong"
-    assert ratio_of(compare({"grad_value": [[size / 2], [size / 2]]}, **fields)) < 2
+    assert ratio_of(compare({"grad_value": [[size / 2], [size / 2]]}, **fields, time_limit=0)) < 2
 
 
 def test_a_sum_near_0_leaves_gradients_of_values_room() -> None:
@@ -367,7 +369,7 @@ def test_a_sum_near_0_leaves_gradients_of_values_room() -> None:
     scores = np.einsum("hqd,hkd->hqk", fields["query"], fields["key"]) / np.float32(4)
     weights = scores / scores.sum(axis=-1, keepdims=True)
     actual = {"grad_value": np.einsum("hqk,hqe->hke", weights, fields["grad_output"])}
-    verdict = compare(actual, **fields, normalization="sum", time_limit=1e-3).verdict
+    verdict = compare(actual, **fields, normalization="sum", time_limit=0).verdict
     assert verdict.ratio is not None
     assert verdict.ratio < 2
 
@@ -376,7 +378,7 @@ def test_the_worst_elements_are_those_with_the_largest_ratios() -> None:
     fields = request(0, TYPES["float32"], length=256, is_causal=True, query_offset=np.asarray(0))
     found = returned(fields)
     found["grad_value"][0, 0, -1, 3] *= np.float32(1.1)
-    report = compare(found, **fields, time_limit=1e-3)
+    report = compare(found, **fields, time_limit=0)
     assert report.where[0].worst is not None
     assert report.where[0].worst[0].index == [0, 0, 255, 3]
     assert report.where[0].worst[0].actual == pytest.approx(float(found["grad_value"][0, 0, -1, 3]))
@@ -387,6 +389,6 @@ def test_heads_may_have_scales_of_their_own(scale: Any) -> None:
     fields = request(0, TYPES["float32"], scale=scale)
     found = attend(**fields, gradients="all")
     sent = {name: np.asarray(found[name]) for name in ("grad_query", "grad_key", "grad_scale")}
-    assert ratio_of(compare(sent, **fields, time_limit=1e-3)) < 2
+    assert ratio_of(compare(sent, **fields, time_limit=0)) < 2
     sent["grad_scale"] = sent["grad_scale"] * np.float32(2)
-    assert compare(sent, **fields).where[0].array == "grad_scale"
+    assert compare(sent, **fields, time_limit=0).where[0].array == "grad_scale"

@@ -18,10 +18,11 @@ from attention_service.conformance.gradient_corners import GRADIENT_CORNERS
 from attention_service.conformance.report import as_text
 from attention_service.conformance.requests import Choice
 from attention_service.conformance.runner import CornerResult, run_cases
-from attention_service.conformance.suite import SuiteCase, make_cases
+from attention_service.conformance.suite import make_cases
 from tests.helpers.corners import GRADIENTS_BY_NAME, make_corner_cases
 from tests.helpers.documents import ROOT
 from tests.helpers.right_backward import BackwardKernel, backward
+from tests.test_conformance_requests import requests
 
 TYPES: Final = ("float32", "bfloat16", "float64", "float16")
 # Corners with options that the kernel of these tests has no parameter for, or gradients that it does not return.
@@ -174,29 +175,27 @@ def test_the_field_that_asks_for_all_gradients_is_passed_to_who_has_a_parameter(
     assert seen == ["all"]
 
 
-@pytest.fixture(scope="module")
-def suite() -> list[SuiteCase]:
-    """Each corner of gradients at least twice."""
-    return list(make_cases(600, 2, Choice.of({"grad_output", "grad_logsumexp", *OPTIONS}, (), ())))
-
-
 OPTIONS: Final = ("bias", "is_causal", "key_lengths", "key_mask", "mask", "query_offset", "sinks", "softcap", "window")
+GRADIENTS: Final = ("grad_output", "grad_logsumexp", *OPTIONS)
+COUNT: Final = 250  # has each corner of gradients
 
 
-def test_a_choice_names_the_gradients_of_outputs(suite: list[SuiteCase]) -> None:
+def test_a_choice_names_the_gradients_of_outputs() -> None:
+    suite = requests(COUNT, 2, Choice.of(GRADIENTS, (), ()))
     own = {case.corner for case in suite} & {*GRADIENTS_BY_NAME}
     assert own == {*GRADIENTS_BY_NAME} - {"gradients.layouts"}
     names = {name for case in suite for name in case.options}
     assert {"grad_output", "grad_logsumexp"} <= names
     assert "gradients" not in names
-    assert not {case.corner for case in make_cases(300, 2, Choice.of(OPTIONS, (), ()))} & {*GRADIENTS_BY_NAME}
-    plain = {case.corner for case in make_cases(400, 2, Choice.of(["grad_output"], (), ("float32",)))}
+    assert not {case.corner for case in requests(300, 2, Choice.of(OPTIONS, (), ()))} & {*GRADIENTS_BY_NAME}
+    plain = {case.corner for case in requests(400, 2, Choice.of(["grad_output"], (), ("float32",)))}
     assert {"gradients", "gradients.cancellation", "gradients.zero"} <= plain
     assert "gradients.causal" not in plain
 
 
-def test_files_are_read_back_with_the_tolerance_of_each_number(tmp_path: Path, suite: list[SuiteCase]) -> None:
-    write(tmp_path, 600, 2, only=["grad_output", "grad_logsumexp", *OPTIONS])
+def test_files_are_read_back_with_the_tolerance_of_each_number(tmp_path: Path) -> None:
+    suite = make_cases(COUNT, 2, Choice.of(GRADIENTS, (), ()))
+    write(tmp_path, COUNT, 2, only=GRADIENTS)
     entries = {entry["file"]: entry for entry in json.loads((tmp_path / "index.json").read_text())["cases"]}
     count = 0
     for case, made in zip(read(tmp_path), suite, strict=True):
@@ -212,7 +211,7 @@ def test_files_are_read_back_with_the_tolerance_of_each_number(tmp_path: Path, s
             for name, expected in made.expected.items():
                 np.testing.assert_array_equal(arrays[f"expected.{name}"], expected)
                 np.testing.assert_array_equal(arrays[f"tolerance.{name}"], made.tolerance[name])
-    assert count > len(GRADIENT_CORNERS)
+    assert count == len(GRADIENT_CORNERS) - 1  # all but that of layouts
 
 
 def test_the_command_judges_gradients(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

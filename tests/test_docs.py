@@ -51,6 +51,7 @@ ELSEWHERE = {
     ("docs/inference-protocol.md", "pip install"): ("tests/clients/test_docs.py", "serves until it is stopped"),
     ("docs/clients.md", ""): ("tests/clients", "needs other languages and generators"),
     ("docs/scaling.md", "pip install"): ("tests/ray", "needs Ray, and serves until it is stopped"),
+    ("docs/compare.md", 'cd "$(mktemp -d)"'): ("tests/test_docs.py", "what it prints is asserted"),
     ("docs/compare.md", "import torch"): ("tests/test_library_report.py", "needs torch"),
     ("docs/layers.md", ""): ("tests/test_layer_import.py", "needs a checkpoint, and a service with its layers"),
     ("docs/models.md", ""): ("tests/peers/test_capture.py", "needs transformers and a trained model"),
@@ -91,6 +92,8 @@ INLINE = {
 }
 OPERATORS = ("docs/deployment.md", "docs/operations.md")
 PROGRAMS = "attention-service|docker|podman|kubectl|helm|make|uvicorn|hypercorn|granian|promtool|curl"
+# Blocks that compute for more than a second.
+SLOW = (("docs/suites.md", "key, value = (np.tile("), ("docs/rounding.md", "import numpy as np, ml_dtypes"))
 # Blocks that are neither commands nor requests have separate tests below.
 SHELL, PYTHON = "sh", "python"
 
@@ -127,7 +130,13 @@ def test_commands_and_requests_run(block: Block, address: str) -> None:
         assert {"output", "outputs"} & json.loads(printed).keys(), printed
 
 
-@pytest.mark.parametrize("block", [block for block in HERE if block.language == PYTHON], ids=str)
+def marks_of(block: Block) -> list[Any]:
+    return [pytest.mark.slow for page, words in SLOW if page == block.page and words in block.text]
+
+
+@pytest.mark.parametrize(
+    "block", [pytest.param(block, marks=marks_of(block)) for block in HERE if block.language == PYTHON], ids=str
+)
 def test_python_examples_run(block: Block, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each expression with a comment behind it has the value of the comment."""
     monkeypatch.chdir(tmp_path)  # some write files
@@ -254,6 +263,7 @@ def test_the_first_comparison_gives_the_report_that_is_shown(address: str) -> No
     assert_shows(json.loads(one("docs/compare.md", "json").text), report)
 
 
+@pytest.mark.slow
 def test_the_adapter_that_is_shown_is_right_and_needed() -> None:
     printed = one("docs/compare.md", SHELL, "cd ").run().splitlines()
     assert printed[0].startswith("correct")

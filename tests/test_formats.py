@@ -18,6 +18,7 @@ from attention_service import compare, compare_call
 from attention_service.cli import main
 from attention_service.commands.formats import Check, as_github, as_junit, checks_of_report
 
+pytestmark = pytest.mark.usefixtures("without_suggestions")
 # A message with all that XML and workflow commands read as their own: markup, escapes, colons, commas, line ends.
 NASTY: Final = "a<b>&\"'%0A::error::x,y:z\r\n\x00\x1b[31m\ud800\ufffe é 😀"
 CHECKS: Final = [

@@ -15,6 +15,7 @@ import pytest
 from attention_service.server.run import is_loopback
 from tests.attack.server import live
 from tests.conftest import app, serving
+from tests.helpers.waiting import TIMEOUT
 
 LOCAL = (
     "localhost",
@@ -67,7 +68,7 @@ def test_the_address_that_a_connection_is_made_to_is_of_this_machine() -> None:
         own = route.getsockname()[0]
     with serving(app(allowed_hosts="attention.example"), host=own) as client:
         port = client.base_url.port
-        with httpx.Client(base_url=f"http://{own}:{port}") as direct:
+        with httpx.Client(base_url=f"http://{own}:{port}", timeout=TIMEOUT) as direct:
             assert direct.get("/health/ready").status_code == 200
             assert status(direct, "192.0.2.1") == 400
 
@@ -84,7 +85,7 @@ def test_serve_on_a_loopback_address_answers_names_of_this_machine_only(workers:
     """With layers, which a page of a rebound name must not read; nginx on this machine needs the setting."""
     for given, answered, refused in (("", LOCAL, FOREIGN), ("a.example", ("a.example", *LOCAL), ("evil.example",))):
         with live(allowed_hosts=given, workers=workers, layers=tmp_path) as server:
-            client = httpx.Client(base_url=f"http://127.0.0.1:{server.port}")
+            client = httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=TIMEOUT)
             assert {host: status(client, host, "/layers") for host in answered} == dict.fromkeys(answered, 200)
             assert {host: status(client, host, "/layers") for host in refused} == dict.fromkeys(refused, 400)
             client.close()

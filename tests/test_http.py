@@ -27,6 +27,7 @@ from attention_service.runtime.machine import cpu_count
 from attention_service.settings import Settings
 from tests.conftest import app, serving
 from tests.helpers.raw import connect, receive_all
+from tests.helpers.waiting import TIMEOUT
 
 GOOD = {"query": [[1, 0]], "key": [[1, 0], [0, 1]], "value": [[1, 2], [3, 4]]}
 
@@ -173,7 +174,7 @@ def small() -> Iterator[httpx.Client]:
 
 def test_a_body_too_large_is_refused_by_its_content_length(small: httpx.Client) -> None:
     """The response arrives before the client sends the body."""
-    with socket.create_connection((small.base_url.host, small.base_url.port or 0), timeout=10) as connection:
+    with socket.create_connection((small.base_url.host, small.base_url.port or 0), timeout=TIMEOUT) as connection:
         connection.sendall(
             b"POST /attention HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1001\r\n\r\n"
         )
@@ -231,7 +232,7 @@ def test_requests_to_upgrade_the_protocol_are_ignored(client: httpx.Client) -> N
         b"HTTP2-Settings: AAEAAEAAAAIAAAAB\r\nUpgrade: h2c\r\n\r\n" % len(body)
     )
     for pieces in ([head + body], [head, body]):
-        with socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=10) as connection:
+        with socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=TIMEOUT) as connection:
             for piece in pieces:
                 connection.sendall(piece)
                 # The event loop has read the piece when it responds to a later request.
@@ -243,7 +244,7 @@ def test_a_client_that_disconnects_is_not_logged_as_an_error(
     small: httpx.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     address = (small.base_url.host, small.base_url.port or 0)
-    with socket.create_connection(address, timeout=10) as connection:
+    with socket.create_connection(address, timeout=TIMEOUT) as connection:
         connection.sendall(b"POST /attention HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
                            b"Content-Length: 500\r\n\r\n[")  # fmt: skip
     assert small.get("/health/live").status_code == 200
@@ -378,7 +379,7 @@ def test_a_response_to_head_does_not_affect_the_next_one(client: httpx.Client) -
 def test_a_client_that_expects_100_continue_receives_it(client: httpx.Client) -> None:
     """The header is Expect: 100-continue (RFC 9110, section 10.1.1)."""
     body = json.dumps(GOOD).encode()
-    with socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=10) as connection:
+    with socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=TIMEOUT) as connection:
         connection.sendall(
             b"POST /attention HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body)

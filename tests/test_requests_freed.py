@@ -54,7 +54,6 @@ def assert_freed() -> Iterator[None]:
         yield
         until(lambda: not _is_left())  # the server may still be returning from the last function
     finally:
-        gc.unfreeze()
         gc.enable()
 
 

@@ -12,9 +12,8 @@ from tests.attack.corpus import TARGETS, bomb, hostile_bodies, seeds
 from tests.attack.fuzz import fuzz
 from tests.helpers.wire import NPZ
 
-# Seconds of fuzzing for each codec, and the fewest executions in that time. `make fuzz` takes hours.
-SECONDS = 8
-FEWEST = 1000
+# Executions of each codec. `make fuzz` takes hours.
+RUNS = 2000
 
 
 @pytest.mark.parametrize("media_type", TARGETS)
@@ -50,6 +49,6 @@ def test_bombs_have_the_highest_compression_ratios() -> None:
 @pytest.mark.skipif(sys.version_info >= (3, 14) or sys.platform != "linux", reason="atheris is not made for it")
 @pytest.mark.parametrize("media_type", TARGETS)
 def test_mutated_bodies_raise_only_service_errors(media_type: str) -> None:
-    executed, wrong = fuzz(media_type, 1_000_000, SECONDS, seed=sum(media_type.encode()))
+    executed, wrong = fuzz(media_type, RUNS, 0, seed=sum(media_type.encode()))
     assert wrong == ""
-    assert executed >= FEWEST
+    assert executed >= RUNS / 2  # it is told at times only

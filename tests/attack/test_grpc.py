@@ -56,7 +56,7 @@ def test_hostile_messages_are_refused(server: tuple[Live, int]) -> None:
 def test_connections_that_do_not_speak_grpc_do_not_disturb_others(server: tuple[Live, int]) -> None:
     """Other protocols, half a handshake, random bytes, and many silent connections."""
     running, port = server
-    before = running.descriptors()
+    before = running.running.descriptors()
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
     settings = b"\0\0\0\4\0\0\0\0\0"
     noises = [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\3\1" + b"\0" * 500, preface[:10], preface + b"\xff" * 10_000,
@@ -78,7 +78,7 @@ def test_connections_that_do_not_speak_grpc_do_not_disturb_others(server: tuple[
 def test_calls_that_send_no_message_end_after_the_read_timeout(server: tuple[Live, int]) -> None:
     """One connection opens as many calls as it may have; each waits for memory no longer than its deadline."""
     running, port = server
-    before = running.descriptors()
+    before = running.running.descriptors()
     sent = threading.Event()
 
     def nothing() -> Iterator[bytes]:

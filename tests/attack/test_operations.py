@@ -1,13 +1,12 @@
 """Every operation ends within its limits of time and memory, whatever its valid body asks for.
 
 A real server with small limits is sent large bodies of unusual shapes. What is measured is its peak of resident memory
-and the time from the last byte of the body to the answer, whatever the status: most bodies are refused.
+and the processor time until the answer, whatever the status: most bodies are refused.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
@@ -23,7 +22,7 @@ MEMORY_LIMITS: Final = (384, 1536)
 BODY: Final = 16
 # A busy machine may disturb a measurement: the best of so many rounds counts.
 ROUNDS: Final = 3
-PATIENCE: Final = 120.0
+PATIENCE: Final = 600.0
 
 
 def heads(h: int, g: int, q: int, k: int, d: int, e: int, dtype: type = np.float16) -> dict[str, Any]:
@@ -87,15 +86,15 @@ def check_limits(limited: Limited, request: bytes) -> None:
     idle = server.running.resident()
     for left in reversed(range(ROUNDS)):
         server.running.forget_peak()
-        start = time.monotonic()
+        before = server.running.processor_seconds()
         status, _ = server.ask(request, PATIENCE)
-        took, peak = time.monotonic() - start, server.running.peak()
-        print(f"{status}: {took:.1f} s, {peak:.0f} MB of {limit} + {idle:.0f}")
+        used, peak = server.running.processor_seconds() - before, server.running.peak()
+        print(f"{status}: {used:.1f} s of processor time, {peak:.0f} MB of {limit} + {idle:.0f}")
         assert status in (200, 413, 422, 503, 504)
         assert peak <= (limit + idle) * 1.1
-        if took <= TIME_LIMIT + 1:
+        if used <= TIME_LIMIT + 1:
             return
-        assert left, f"{took:.1f} s"
+        assert left, f"{used:.1f} s"
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

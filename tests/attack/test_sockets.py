@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import socket
+import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -50,7 +51,7 @@ def warm_up(server: Live) -> None:
 @pytest.fixture(autouse=True)
 def server_recovers(server: Live) -> Iterator[None]:
     """After each test the server responds, and its file descriptors are closed."""
-    assert server.descriptors_fall_to(base := server.descriptors())
+    assert server.descriptors_fall_to(base := server.running.descriptors())
     yield
     server.healthy()
     assert server.ask(GOOD)[0] == 200
@@ -147,17 +148,16 @@ def test_slow_bodies_get_a_408(server: Live, beginning: bytes) -> None:
     assert took >= READ_TIMEOUT * 0.9
 
 
-@pytest.mark.parametrize("request_", [GOOD, CHUNKED + b"1\r\n{\r\n" * 100], ids=["counted", "chunked"])
+@pytest.mark.parametrize("request_", [post(b" " * 4000), CHUNKED + b"1\r\n{\r\n" * 700], ids=["counted", "chunked"])
 def test_sending_single_bytes_does_not_extend_the_read_timeout(server: Live, request_: bytes) -> None:
+    """The server closes the connection long before all bytes are sent, which would take minutes."""
     with server.connect() as connection:
-        start = time.monotonic()
+        sent = 0
         with suppress(ConnectionError):
-            for at in range(len(request_)):
-                connection.sendall(request_[at : at + 1])
+            for sent in range(len(request_)):
+                connection.sendall(request_[sent : sent + 1])
                 time.sleep(0.05)
-                if time.monotonic() - start > 5 * READ_TIMEOUT:
-                    break
-        assert time.monotonic() - start < 4 * READ_TIMEOUT  # the server closed the connection
+        assert sent < len(request_) - 1
         with suppress(ConnectionError):
             assert read_response(connection)[0] in (0, 408)
 
@@ -305,42 +305,46 @@ def test_concurrent_large_requests_stay_within_the_memory_limit(server: Live) ->
     np.savez(body, query=query, key=key, value=value)
     request = post(body.getvalue(), NPZ)
     growth = Growth(server)
-    slowest, done = 0.0, threading.Event()
+    waits, done, start = list[float](), threading.Event(), time.monotonic()
 
     def watch() -> None:
-        nonlocal slowest
         while not done.is_set():
-            slowest = max(slowest, server.healthy())
+            waits.append(server.healthy())
             time.sleep(0.05)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
     with ThreadPoolExecutor(80) as pool:
-        statuses = [status for status, _ in pool.map(lambda _: server.ask(request, 90), range(160))]
+        statuses = [status for status, _ in pool.map(lambda _: server.ask(request), range(160))]
+    took = time.monotonic() - start
     done.set()
     watcher.join()
     counts = {status: statuses.count(status) for status in set(statuses)}
-    print(f"statuses {counts}, {growth.now():.0f} MB more, health within {slowest * 1e3:.0f} ms")
+    usual = statistics.median(waits)
+    print(f"statuses {counts} in {took:.1f} s, {growth.now():.0f} MB more, health in {usual:.3f} of {len(waits)}")
     assert set(counts) <= {200, 413, 503, 504}
     assert counts[200] >= 1
     assert growth.now() < 256 + SLACK + 160 * 0.4  # a sixteenth of a megabyte of each body, and buffers of sockets
     assert within(TIMEOUT, lambda: growth.left() < 256 / 16 + SLACK)
-    assert slowest < 5
+    assert usual < took / 10, "liveness waits for large requests"
 
 
 def test_a_client_that_disconnects_cancels_its_computation(server: Live) -> None:
-    request = post(save({"input": np.ones((30_000, 64), np.float32)}, {"request": '{"include": []}'}), SAFETENSORS)
+    """The whole computation takes many times the processor time that is allowed after the disconnect."""
+    request = post(save({"input": np.ones((120_000, 16), np.float32)}, {"request": '{"include": []}'}), SAFETENSORS)
     with server.connect() as connection:
         connection.sendall(request)
         used = server.running.processor_seconds()
-        assert within(20, lambda: server.running.processor_seconds() > used + 0.5), "it does not compute"
+        assert within(TIMEOUT, lambda: server.running.processor_seconds() > used + 0.5), "it does not compute"
+    used = server.running.processor_seconds()
 
     def is_idle() -> bool:
         before = server.running.processor_seconds()
         time.sleep(0.5)
         return server.running.processor_seconds() - before < 0.1
 
-    assert within(10, is_idle), "it still computes after the client disconnected"
+    assert within(TIMEOUT, is_idle)
+    assert server.running.processor_seconds() - used < 5, "it still computes after the client disconnected"
 
 
 def test_a_request_beyond_the_time_limit_gets_a_504() -> None:
@@ -372,7 +376,7 @@ def test_decompressed_bodies_count_against_the_memory_limit(server: Live) -> Non
     assert len(body.getvalue()) < 2**14 < 7 * MB < 15_000 * 64 * 8 < LIMIT
     growth = Growth(server)
     with ThreadPoolExecutor(66) as pool:
-        statuses = {status for status, _ in pool.map(lambda _: server.ask(post(body.getvalue(), NPZ), 90), range(66))}
+        statuses = {status for status, _ in pool.map(lambda _: server.ask(post(body.getvalue(), NPZ)), range(66))}
     print(f"statuses {statuses}, {growth.now():.0f} MB more")
     assert statuses <= {200, 503, 504}
     assert growth.now() < 256 + SLACK

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import threading
@@ -16,7 +17,7 @@ from safetensors.numpy import save
 
 from attention_service.server.run import SILENCE
 from attention_service.settings import Settings
-from tests.attack.server import IncompleteResponse, Live, ResponseReader, free_port, live, post, within
+from tests.attack.server import TIMEOUT, IncompleteResponse, Live, ResponseReader, free_port, live, post, within
 from tests.helpers.wire import SAFETENSORS
 
 SMALL = post(json.dumps({"input": [[1, 0], [0, 1]]}).encode())
@@ -59,13 +60,14 @@ class LoadClient(threading.Thread):
 def test_shutdown_under_load_completes_all_accepted_requests(workers: int) -> None:
     with live(workers=workers) as server:
         assert server.ask(LARGE)[0] == 200
+        connections = [server.connect() for _ in range(LARGE_CONNECTIONS)]
+        for connection in connections:
+            connection.sendall(LARGE)
+        assert within(TIMEOUT, lambda: _accepted(server, connections) == LARGE_CONNECTIONS)
         clients = [LoadClient(server) for _ in range(SMALL_CONNECTIONS)]
         for client in clients:
             client.start()
-        connections = [server.connect(90) for _ in range(LARGE_CONNECTIONS)]
-        for connection in connections:
-            connection.sendall(LARGE)
-        time.sleep(0.5)  # until the server has accepted all of them
+        assert within(TIMEOUT, lambda: any(client.statuses for client in clients))
         assert server.stop() == 0, server.logged()
         answers = [ResponseReader(connection).next() for connection in connections]
         for client in clients:
@@ -76,6 +78,12 @@ def test_shutdown_under_load_completes_all_accepted_requests(workers: int) -> No
     assert len({len(body) for _, body in answers}) == 1
     assert [message for client in clients for message in client.incomplete] == []
     assert {status for client in clients for status in client.statuses} == {200}
+
+
+def _accepted(server: Live, connections: list[socket.socket]) -> int:
+    """The number of connections whose requests are in flight or answered; the scrape itself is in flight, too."""
+    answered = len(select.select(connections, [], [], 0)[0])
+    return answered + int(server.gauge("attention_requests_in_flight")) - 1
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -90,7 +98,7 @@ def test_a_server_killed_under_load_leaves_no_workers_and_starts_again(workers: 
         tree = server.running.tree()
         server.process.kill()
         server.process.wait()
-        gone = within(GRACE + 30, lambda: not any(map(_is_alive, tree)))
+        gone = within(GRACE + TIMEOUT, lambda: not any(map(_is_alive, tree)))
         for pid in tree[1:]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -113,7 +121,7 @@ def test_a_killed_worker_is_replaced() -> None:
         assert len(workers) == 2
         os.kill(workers[0], signal.SIGKILL)
         # uvicorn, which may have asked the worker just before, waits that long for its answer.
-        assert within(SILENCE + 30, lambda: len(_workers(server)) == 2)
+        assert within(SILENCE + TIMEOUT, lambda: len(_workers(server)) == 2)
         assert server.ask(SMALL)[0] == 200
         assert server.stop() == 0
 

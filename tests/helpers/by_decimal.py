@@ -34,13 +34,15 @@ def turn(position: int, base: float, exponent: tuple[int, int]) -> tuple[Decimal
 class Row(NamedTuple):
     """The answer for a query of a head. logsumexp: None for another normalization than softmax
 
-    size: how large the numbers are that a row sums, weighted values and gates
+    size:  how large the numbers are that a row sums, weighted values and gates
+    reach: the largest magnitude of its scores
     """
 
     output: Vector
     logsumexp: Decimal | None
     weights_without_sinks: Vector
     size: float
+    reach: float
 
 
 ACTIVATIONS = {
@@ -66,11 +68,11 @@ class Exact:
         self.keys = self.key.shape[2] + self.past
         self.normalization = fields.get("normalization", "softmax")
         self.kept: dict[tuple[str, int, int], list[Vector]] = {}
-
-    def reach(self, b: int, h: int, i: int) -> float:
-        """The largest magnitude of the scores of a row."""
-        scores = [self.score(b, h, i, j) for j in range(self.keys) if self.sees(b, h, i, j)]
-        return max((abs(float(score)) for score in scores if score.is_finite()), default=0.0)
+        b, _, q, k = self.matrix = (*self.query.shape[:3], self.keys)
+        self.offsets = np.broadcast_to(fields.get("query_offset", self.past), b)
+        shapes = {"mask": self.matrix, "key_mask": (b, k), "key_lengths": b, "query_lengths": b, "bias": self.matrix}
+        ends = {"key_lengths": k, "query_lengths": q}
+        self.of = {name: np.broadcast_to(fields.get(name, ends.get(name, True)), at) for name, at in shapes.items()}
 
     def row(self, b: int, h: int, i: int) -> Row:
         """What is computed of a row."""
@@ -78,6 +80,7 @@ class Exact:
             context.prec = DIGITS
             scores = {j: self.score(b, h, i, j) for j in range(self.keys) if self.sees(b, h, i, j)}
             scores = {j: score for j, score in scores.items() if score != MINUS_INFINITY}
+            reach = max((abs(float(score)) for score in scores.values()), default=0.0)
             weights, logsumexp = self.weights(scores, b, h, i)
             output, sizes = [Decimal(0)] * self.value.shape[-1], [Decimal(0)]
             for j, weight in weights.items():
@@ -87,8 +90,9 @@ class Exact:
             gates = self.gates(b, h, i)
             size = max(sizes) * max(Decimal(1), sum(map(abs, weights.values()))) * max(map(abs, gates))
             output = [x * gates[e % len(gates)] for e, x in enumerate(output)]
-            alone = self.weights(scores, b, h, i, sinks=False)[0] if logsumexp is not None else {}
-            return Row(output, logsumexp, [alone.get(j, Decimal(0)) for j in range(self.keys)], float(size))
+            alone = weights if "sinks" not in self.fields else self.weights(scores, b, h, i, sinks=False)[0]
+            alone = {} if logsumexp is None else alone
+            return Row(output, logsumexp, [alone.get(j, Decimal(0)) for j in range(self.keys)], float(size), reach)
 
     def weights(
         self, scores: dict[int, Decimal], b: int, h: int, i: int, *, sinks: bool = True
@@ -134,9 +138,9 @@ class Exact:
             grown = (2 * score / cap).exp()
             score = cap * (grown - 1) / (grown + 1)
         if "bias" in self.fields:
-            score += Decimal(float(np.broadcast_to(self.fields["bias"], self.matrix)[b, h, i, j]))
+            score += Decimal(float(self.of["bias"][b, h, i, j]))
         if "alibi_slopes" in self.fields:
-            score -= Decimal(float(self.fields["alibi_slopes"][h])) * abs(i + self.offset(b) - j)
+            score -= Decimal(float(self.fields["alibi_slopes"][h])) * abs(i + int(self.offsets[b]) - j)
         return score
 
     def relative(self, query: Vector, b: int, h: int, i: int, j: int) -> Decimal:
@@ -146,17 +150,10 @@ class Exact:
             return Decimal(0)
         keys = np.asarray(given["key"])
         keys = keys[h] if keys.ndim == 3 else keys
-        place = j - i - self.offset(b) - given.get("first", -(len(keys) // 2))
+        place = j - i - int(self.offsets[b]) - given.get("first", -(len(keys) // 2))
         key = exact(keys[max(0, min(len(keys) - 1, place))])
         bias = exact(given["query_bias"][h]) if "query_bias" in given else [Decimal(0)] * len(query)
         return sum(((x + u) * y for x, u, y in zip(query, bias, key, strict=True)), Decimal(0))
-
-    @property
-    def matrix(self) -> tuple[int, ...]:
-        return (*self.query.shape[:3], self.keys)
-
-    def offset(self, b: int) -> int:
-        return int(np.broadcast_to(self.fields.get("query_offset", self.past), self.query.shape[:1])[b])
 
     def token(self, role: str, b: int, h: int, j: int) -> Vector:
         """The key or value that a head reads at a place: of the cache as it is, or a new one."""
@@ -166,17 +163,17 @@ class Exact:
 
     def sees(self, b: int, h: int, i: int, j: int) -> bool:
         """True if a query sees a key; a bias of −∞ is not looked at."""
-        given, at = self.fields, i + self.offset(b)
+        given, at = self.fields, i + int(self.offsets[b])
         window, size = given.get("window", {}), given.get("chunk_size", self.keys * 1000)
         ids = given.get("segment_ids")
         chosen = given.get("selected_keys")
         if chosen is not None and j not in np.broadcast_to(chosen, (*self.matrix[:3], chosen.shape[-1]))[b, h, i]:
             return False
         return (
-            bool(np.broadcast_to(given.get("mask", True), self.matrix)[b, h, i, j])
-            and bool(np.broadcast_to(given.get("key_mask", True), (len(self.query), self.keys))[b, j])
-            and j < np.broadcast_to(given.get("key_lengths", self.keys), len(self.query))[b]
-            and i < np.broadcast_to(given.get("query_lengths", i + 1), len(self.query))[b]
+            bool(self.of["mask"][b, h, i, j])
+            and bool(self.of["key_mask"][b, j])
+            and j < self.of["key_lengths"][b]
+            and i < self.of["query_lengths"][b]
             and (ids is None or bool(ids["query"][b, i] == ids["key"][b, j]))
             and (not given.get("is_causal") or j <= at)
             and at - window.get("left", at + self.keys) <= j <= at + window.get("right", abs(at) + self.keys)

@@ -6,6 +6,8 @@ import socket
 
 import httpx
 
+from tests.helpers.waiting import TIMEOUT
+
 HEAD = b"POST /attention HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 HEALTH = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -13,7 +15,7 @@ HEALTH = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 
 def connect(client: httpx.Client) -> socket.socket:
     """A new TCP connection to the server of an HTTP client."""
-    return socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=30)
+    return socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=TIMEOUT)
 
 
 def with_length(length: int, more: bytes = b"") -> bytes:

@@ -9,6 +9,7 @@ import dataclasses
 import gc
 import tracemalloc
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -25,15 +26,16 @@ from tests.memory.cases import OF_WEIGHTS, OPTIONS
 
 # Operands of 3 MiB each, and matrices of 2 MiB.
 SIZES = (2, 4, 254, 384)
-CHANGES = unusual(*SIZES)
+TINY = (2, 4, 6, 12)
+changes_of = cache(unusual)
 # What Python's own objects take.
 OBJECTS = 2**17
 
 
-def request(name: str) -> AttentionSpec:
+def request(name: str, sizes: tuple[int, int, int, int] = SIZES) -> AttentionSpec:
     """The request with one option, its numbers in float32; weights only where the option selects them."""
-    changes = {"include": ("attention_weights",) if name in OF_WEIGHTS else ()} | CHANGES[name]
-    return AttentionSpec(*map(in_float32, plain(*SIZES)._replace(**changes)))
+    changes = {"include": ("attention_weights",) if name in OF_WEIGHTS else ()} | changes_of(*sizes)[name]
+    return AttentionSpec(*map(in_float32, plain(*sizes)._replace(**changes)))
 
 
 def in_float32(value: Any) -> Any:
@@ -75,27 +77,26 @@ def test_a_request_takes_at_most_its_estimate_and_at_least_half_of_it(name: str,
     assert estimate <= 2 * peak
 
 
-def steps() -> dict[str, OperandStep]:
-    """A step of each class and variant, by the name of the option that makes it."""
+def steps(option: str, sizes: tuple[int, int, int, int] = SIZES) -> dict[str, OperandStep]:
+    """The steps of the plan of a request with an option, by the name of the option, the class and the role."""
     made: dict[str, OperandStep] = {}
-    for name in OPTIONS:
-        plan = make_plan(request(name))
-        for role, of_role in zip(("query", "key", "value", "output"), (*plan.steps, plan.output_steps), strict=True):
-            made |= {f"{name}: {type(step).__name__} of {role}": step for step in of_role}
+    plan = make_plan(request(option, sizes))
+    for role, of_role in zip(("query", "key", "value", "output"), (*plan.steps, plan.output_steps), strict=True):
+        made |= {f"{option}: {type(step).__name__} of {role}": step for step in of_role}
     return made
 
 
-STEPS = steps()
+STEPS = {name: option for option in OPTIONS for name in steps(option, TINY)}
 
 
 @pytest.mark.parametrize("name", STEPS)
 def test_a_step_takes_at_most_the_bytes_that_it_says_and_at_least_half_of_them(name: str) -> None:
     batch, heads, length, features = SIZES
     array = np.random.default_rng(0).normal(size=(batch, heads, length, features)).astype(np.float32)
-    functions = NumpyFunctions(array.dtype)
+    functions, step = NumpyFunctions(array.dtype), steps(STEPS[name])[name]
     with np.errstate(all="ignore"):
-        peak = peak_of(lambda: STEPS[name].apply(array, functions, 1e3))
-    said = STEPS[name].bytes(array.nbytes, length)
+        peak = peak_of(lambda: step.apply(array, functions, 1e3))
+    said = step.bytes(array.nbytes, length)
     assert peak <= said + OBJECTS
     assert said <= 2 * peak + OBJECTS
 
@@ -103,4 +104,4 @@ def test_a_step_takes_at_most_the_bytes_that_it_says_and_at_least_half_of_them(n
 def test_every_class_of_steps_is_measured() -> None:
     from attention_service.attention.steps import STEPS as CLASSES
 
-    assert {type(step) for step in STEPS.values()} == set(CLASSES)
+    assert {type(step) for option in OPTIONS for step in steps(option, TINY).values()} == set(CLASSES)

@@ -124,8 +124,8 @@ def test_half_sent_bodies_that_exhaust_the_memory_are_all_answered() -> None:
     array = np.random.default_rng(0).normal(size=(20_000, 64)).astype(np.float32)
     arrays = {"query": array, "key": array[:4], "value": array[:4]}
     request = post(save(arrays, {"request": '{"include": []}'}), SAFETENSORS)
-    with live(memory_limit="48MiB", max_body_bytes="16MiB", queue=64) as server, ExitStack() as stack:
-        clients = [stack.enter_context(server.connect(120)) for _ in range(24)]
+    with live(memory_limit="48MiB", max_body_bytes="16MiB", queue=64, time_limit=600) as server, ExitStack() as stack:
+        clients = [stack.enter_context(server.connect(600)) for _ in range(24)]
         half = len(request) // 2
 
         def first(client: socket.socket) -> None:

@@ -38,6 +38,8 @@ if find_spec("hypothesis"):  # the environment of `make test-clients` does not h
 
 # Seconds. No test asserts how long an answer takes; a comparison on a busy machine may take more than half a minute.
 CLIENT_TIMEOUT = 600.0
+# A client leaves a connection that was idle for so many seconds before the server, which waits for five, closes it.
+LIMITS = httpx.Limits(keepalive_expiry=2.0)
 
 # Buffers for results hold NaN, so that an output that was not computed cannot pass.
 ArrayLibrary.fill = math.nan
@@ -57,7 +59,8 @@ def serving(app: FastAPI | Callable[..., Any], **options: Any) -> Iterator[httpx
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
         scheme = "https" if options.get("ssl_certfile") else "http"
-        with httpx.Client(base_url=f"{scheme}://127.0.0.1:{port}", timeout=CLIENT_TIMEOUT, verify=False) as client:
+        url = f"{scheme}://127.0.0.1:{port}"
+        with httpx.Client(base_url=url, timeout=CLIENT_TIMEOUT, limits=LIMITS, verify=False) as client:
             yield client
     finally:
         server.should_exit = True
@@ -146,5 +149,5 @@ def without_suggestions(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def client(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
     url = request.config.getoption("--url")
-    with httpx.Client(base_url=url, timeout=CLIENT_TIMEOUT) if url else serving(app()) as client:
+    with httpx.Client(base_url=url, timeout=CLIENT_TIMEOUT, limits=LIMITS) if url else serving(app()) as client:
         yield client

@@ -34,6 +34,7 @@ install: $(VENV)/.core ## make .venv with what the service needs
 install-test: $(VENV)/.test ## the same, with what the tests need
 
 # Environments of other targets. What their locks name is installed once for all checkouts of a machine, below ENVIRONMENTS.
+# environment.py returns at once where an environment is made already.
 export ENVIRONMENTS ?= $(HOME)/.cache/attention-service
 ENVIRONMENT := $(PYTHON) requirements/environment.py
 LOCKS := requirements/build.txt requirements/core.txt requirements/test.txt
@@ -41,52 +42,47 @@ LOCKS := requirements/build.txt requirements/core.txt requirements/test.txt
 # With torch, what the service is compared with, what attacks it, servers other than its own, and what drives a browser.
 TORCH_VENV ?= .venv-torch
 TORCH_BIN := $(TORCH_VENV)/bin
-TORCH_LOCKS := $(LOCKS) $(patsubst %,requirements/%.txt,peers attack servers page)
-# Elsewhere choose your build: pytorch.org says which index has which CUDA.
-TORCH ?= torch==2.13.0
-
-$(TORCH_VENV)/.torch: $(TORCH_LOCKS) requirements/models.txt pyproject.toml
-	$(ENVIRONMENT) $(TORCH_VENV) $(TORCH_LOCKS) --torch "$(TORCH)" --models requirements/models.txt --project
-	@touch $@
-
-# The site of the documentation.
-DOCS_VENV ?= .venv-docs
-
-$(DOCS_VENV)/.docs: requirements/docs.txt
-	$(ENVIRONMENT) $(DOCS_VENV) requirements/docs.txt
-	@touch $@
+# What was chosen before. Elsewhere choose your build: pytorch.org says which index has which CUDA.
+TORCH ?= $(or $(shell cat $(TORCH_VENV)/torch 2>/dev/null),torch==2.13.0)
 
 .PHONY: install-torch
-install-torch: $(TORCH_VENV)/.torch ## make .venv-torch with torch (TORCH=...) and all that other tests need
+install-torch: ## make .venv-torch with torch (TORCH=...) and all that other tests need
+	@$(ENVIRONMENT) $(TORCH_VENV) $(LOCKS) $(patsubst %,requirements/%.txt,peers attack servers page) \
+		--torch "$(TORCH)" --models requirements/models.txt --project
 
 # What checks, runs and ships images and packages.
 DEPLOY_VENV ?= .venv-deploy
 DEPLOY_BIN := $(DEPLOY_VENV)/bin
-DEPLOY_LOCKS := requirements/build.txt requirements/deploy.txt
 
-$(DEPLOY_VENV)/.deploy: $(DEPLOY_LOCKS)
-	$(ENVIRONMENT) $(DEPLOY_VENV) $(DEPLOY_LOCKS)
-	@touch $@
+.PHONY: install-deploy
+install-deploy:
+	@$(ENVIRONMENT) $(DEPLOY_VENV) requirements/build.txt requirements/deploy.txt
 
 # Clients that nobody here wrote. Some want older packages than the service.
 CLIENTS_VENV ?= .venv-clients
 CLIENTS_BIN := $(CLIENTS_VENV)/bin
-CLIENTS_LOCKS := requirements/build.txt requirements/clients.txt
 
-$(CLIENTS_VENV)/.clients: $(CLIENTS_LOCKS) pyproject.toml
-	$(ENVIRONMENT) $(CLIENTS_VENV) $(CLIENTS_LOCKS) --project
-	@touch $@
+.PHONY: install-clients
+install-clients:
+	@$(ENVIRONMENT) $(CLIENTS_VENV) requirements/build.txt requirements/clients.txt --project
 
 # Ray, which wants another filelock than transformers.
 RAY_VENV ?= .venv-ray
 RAY_BIN := $(RAY_VENV)/bin
 
-$(RAY_VENV)/.ray: $(LOCKS) requirements/ray.txt pyproject.toml
-	$(ENVIRONMENT) $(RAY_VENV) $(LOCKS) requirements/ray.txt --project
-	@touch $@
+.PHONY: install-ray
+install-ray:
+	@$(ENVIRONMENT) $(RAY_VENV) $(LOCKS) requirements/ray.txt --project
+
+# The site of the documentation.
+DOCS_VENV ?= .venv-docs
+
+.PHONY: install-docs
+install-docs:
+	@$(ENVIRONMENT) $(DOCS_VENV) requirements/docs.txt
 
 .PHONY: install-all
-install-all: $(VENV)/.test $(TORCH_VENV)/.torch $(DEPLOY_VENV)/.deploy $(CLIENTS_VENV)/.clients $(RAY_VENV)/.ray $(DOCS_VENV)/.docs ## make all environments
+install-all: install-test install-torch install-deploy install-clients install-ray install-docs ## make all environments
 
 .PHONY: serve
 serve: $(VENV)/.core ## run the service (ATTENTION_HOST, ATTENTION_PORT)
@@ -116,7 +112,7 @@ test-torch test-peers: export OMP_NUM_THREADS ?= 1
 .PHONY: test
 test: check ## format, lint, types, and all tests that are not marked slow
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
-	@echo 'What else there is, with minutes of a machine that CONTRIBUTING.md describes:'
+	@echo 'What else there is, with minutes of a machine that CONTRIBUTING.md describes (make help lists all targets):'
 	@awk -F '|' '/^\| `make [a-z-]+` / && !/`make test`/ { gsub(/`/, ""); printf "  %-19s %4s  %s\n", $$2, $$4, $$3 }' CONTRIBUTING.md
 
 .PHONY: test-slow
@@ -147,19 +143,19 @@ test-pythons: $(VENV)/.test ## tests that are not slow or of numbers, with the o
 	done
 
 .PHONY: test-torch
-test-torch: $(TORCH_VENV)/.torch ## the tests that need torch
+test-torch: install-torch ## the tests that need torch
 	$(TORCH_BIN)/python -m pytest $(PARALLEL) -m torch
 
 .PHONY: test-peers
-test-peers: $(TORCH_VENV)/.torch ## compare with implementations that nobody here wrote (Chromium at CHROMIUM=/usr/bin/chromium)
+test-peers: install-torch ## compare with implementations that nobody here wrote (Chromium at CHROMIUM=/usr/bin/chromium)
 	$(TORCH_BIN)/python -m pytest $(PARALLEL) tests/peers
 
 .PHONY: test-gpu
-test-gpu: $(TORCH_VENV)/.torch ## the torch backend on a GPU, where torch sees one (TORCH=... for a build with CUDA)
+test-gpu: install-torch ## the torch backend on a GPU, where torch sees one (TORCH=... for a build with CUDA)
 	$(TORCH_BIN)/python -m pytest tests/test_gpu.py
 
 .PHONY: test-deep
-test-deep: $(VENV)/.test $(TORCH_VENV)/.torch ## thousands of examples for each property, requests made from the API document, configurations for each peer, cuts of connections; 60 changes that tests must notice
+test-deep: $(VENV)/.test install-torch ## thousands of examples for each property, requests made from the API document, configurations for each peer, cuts of connections; 60 changes that tests must notice
 	$(TORCH_BIN)/python -m pytest $(PARALLEL) -m "not slow" --hypothesis-profile deep tests/test_properties.py tests/test_json.py \
 		tests/test_binary_codecs.py tests/test_dtypes.py tests/test_batch_invariance.py
 	$(TORCH_BIN)/python -m pytest -m torch --hypothesis-profile deep tests/test_batch_invariance.py
@@ -173,21 +169,21 @@ test-deep: $(VENV)/.test $(TORCH_VENV)/.torch ## thousands of examples for each 
 	$(BIN)/python -m tests.deep_mutations
 
 .PHONY: test-attack
-test-attack: $(TORCH_VENV)/.torch ## hostile requests and clients, ten seconds of overload and of soak
+test-attack: install-torch ## hostile requests and clients, ten seconds of overload and of soak
 	$(TORCH_BIN)/python -m pytest $(PARALLEL_SERVERS) tests/attack
 	$(TORCH_BIN)/python -m benchmarks.overload --seconds 10
 	$(TORCH_BIN)/python -m benchmarks.soak --seconds 10
 
 .PHONY: test-servers
-test-servers: $(TORCH_VENV)/.torch ## the same answers under uvicorn, hypercorn and granian
+test-servers: install-torch ## the same answers under uvicorn, hypercorn and granian
 	$(TORCH_BIN)/python -m pytest --numprocesses 2 tests/servers
 
 .PHONY: test-ray
-test-ray: $(RAY_VENV)/.ray ## the Ray backend on a cluster of two nodes on this machine
+test-ray: install-ray ## the Ray backend on a cluster of two nodes on this machine
 	$(RAY_BIN)/python -m pytest tests/ray
 
 .PHONY: fuzz
-fuzz: $(TORCH_VENV)/.torch ## 1,000,000 mutated bodies for each wire format
+fuzz: install-torch ## 1,000,000 mutated bodies for each wire format
 	$(TORCH_BIN)/python -m tests.attack.fuzz
 
 # Images. deploy/engine says what makes them: docker or podman. BASE_IMAGE is what they start from.
@@ -197,7 +193,7 @@ VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' service/attention_ser
 REVISION := $(shell git rev-parse HEAD 2>/dev/null)
 
 .PHONY: deploy-check
-deploy-check: $(VENV)/.test $(DEPLOY_VENV)/.deploy ## lint Dockerfile, compose file and scripts; build and validate manifests; test the alerts (promtool of Debian's package prometheus)
+deploy-check: $(VENV)/.test install-deploy ## lint Dockerfile, compose file and scripts; build and validate manifests; test the alerts (promtool of Debian's package prometheus)
 	$(DEPLOY_BIN)/hadolint Dockerfile
 	$(DEPLOY_BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 	promtool check config deploy/prometheus/prometheus.yml
@@ -233,7 +229,7 @@ scale-test: TESTS = tests/image/test_scale.py
 scale-test: image run-image-test ## the same with three replicas behind a proxy, one of which is killed
 
 .PHONY: run-image-test
-run-image-test: $(VENV)/.test $(DEPLOY_VENV)/.deploy
+run-image-test: $(VENV)/.test install-deploy
 	@engine=$$(deploy/engine) && eval "$$engine" && \
 	IMAGE=$(IMAGE) PODMAN_COMPOSE=$(DEPLOY_BIN)/podman-compose $(BIN)/python -m pytest $(TESTS)
 
@@ -247,7 +243,7 @@ $(NODE)/node_modules/.installed: $(NODE)/package.json $(NODE)/package-lock.json
 	@touch $@
 
 .PHONY: clients
-clients: $(CLIENTS_VENV)/.clients $(NODE)/node_modules/.installed ## generate clients in Python, TypeScript, Java, Go, C# and Rust (npm, Java)
+clients: install-clients $(NODE)/node_modules/.installed ## generate clients in Python, TypeScript, Java, Go, C# and Rust (npm, Java)
 	@rm -rf $(CLIENTS) && mkdir -p $(CLIENTS)/python $(CLIENTS)/openapi-typescript
 	PATH=$(abspath $(CLIENTS_BIN)):$$PATH openapi-python-client generate --path openapi/openapi.json --meta none \
 		--config tests/clients/python/openapi-python-client.yaml --output-path $(CLIENTS)/python/attention_client --overwrite
@@ -273,7 +269,7 @@ tests/page/node_modules/.installed: tests/page/package.json tests/page/package-l
 	@touch $@
 
 .PHONY: test-page
-test-page: $(TORCH_VENV)/.torch tests/page/node_modules/.installed ## the page at / in a browser (npm, and Chromium at CHROMIUM=/usr/bin/chromium)
+test-page: install-torch tests/page/node_modules/.installed ## the page at / in a browser (npm, and Chromium at CHROMIUM=/usr/bin/chromium)
 	$(TORCH_BIN)/python -m pytest $(PARALLEL_SERVERS) tests/page
 
 .PHONY: bench
@@ -313,20 +309,17 @@ soak: $(VENV)/.test ## valid, invalid and aborted requests for 15 minutes: answe
 bench-memory: $(VENV)/.test ## time and memory of 65,536 tokens
 	$(BIN)/python -m benchmarks.memory
 
-$(TORCH_VENV)/.kernel: benchmarks/requirements-kernel.txt $(TORCH_VENV)/.torch
-	$(TORCH_BIN)/python -m pip install --quiet --no-deps -r $<
-	@touch $@
-
 .PHONY: bench-kernel
-bench-kernel: $(TORCH_VENV)/.kernel ## the NumPy backend beside torch and onnxruntime
+bench-kernel: install-torch ## the NumPy backend beside torch and onnxruntime
+	$(TORCH_BIN)/python -m pip install --quiet --no-deps -r benchmarks/requirements-kernel.txt
 	$(TORCH_BIN)/python -m benchmarks.kernel
 
 .PHONY: conformance
-conformance: $(TORCH_VENV)/.torch ## judge other libraries anew, and write what docs/conformance.md says of them
+conformance: install-torch ## judge other libraries anew, and write what docs/conformance.md says of them
 	$(TORCH_BIN)/python -m tests.peers.conformance.matrix
 
 .PHONY: bench-gpu
-bench-gpu: $(TORCH_VENV)/.torch ## the torch backend on a GPU beside torch's kernels, the copies and the HTTP floor
+bench-gpu: install-torch ## the torch backend on a GPU beside torch's kernels, the copies and the HTTP floor
 	$(TORCH_BIN)/python -m benchmarks.gpu
 
 .PHONY: openapi
@@ -379,11 +372,11 @@ LOCK_FLAGS := --quiet --generate-hashes --allow-unsafe --strip-extras --no-heade
 	--no-emit-trusted-host --no-emit-find-links --no-emit-options
 
 .PHONY: release-check
-release-check: lock-check $(VENV)/.test $(DEPLOY_VENV)/.deploy ## what is to hold before a release, which it leaves in dist
+release-check: lock-check $(VENV)/.test install-deploy ## what is to hold before a release, which it leaves in dist
 	@BIN=$(BIN) DEPLOY_BIN=$(DEPLOY_BIN) VERSION=$(VERSION) deploy/release-check
 
 .PHONY: docs
-docs: $(DOCS_VENV)/.docs ## the documentation as a site, in build/site; fails for a link that leads nowhere
+docs: install-docs ## the documentation as a site, in build/site; fails for a link that leads nowhere
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --quiet --strict
 
 .PHONY: clean

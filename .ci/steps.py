@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,20 +23,33 @@ PASSED = Path(os.environ.get("ENVIRONMENTS") or Path.home() / ".cache" / "attent
 LAST_LINES = 300  # of the log of a failed step
 CLOSING = re.compile(r"^=+ (.*\d+ (?:passed|failed).*?) =+$|^(\d+ (?:passed|failed).* in [\d.]+s.*)$", re.MULTILINE)
 
-# What all tests read: the product, what tests share, and what says how both are installed and run.
-CODE = ".ci Makefile openapi pyproject.toml requirements service :(glob)tests/*.py tests/cases tests/helpers"
+# What a step may read without naming it: all but documents. `make test` always runs, and reads all documents.
+CODE = (".", ":(exclude)docs", ":(exclude)*.md", ":(exclude)findings")
+# What decides about an outcome and is not in git.
+VARIABLES = ("TORCH", "OTHER_PYTHONS", "CHROMIUM", "TARGET")
+PYTHONS = Path.home() / ".pyenv" / "versions"
+ALWAYS = ("install-all", "test")  # steps that are never skipped
+SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+PATIENCE = 20  # seconds for a step to end what it started
+
+
+def known(*paths: str) -> set[str]:
+    """The names of files below these paths that git tracks, or would."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *paths]
+    names = subprocess.check_output(command, cwd=ROOT).decode().split("\0")
+    return {name for name in names if (ROOT / name).is_file()}
 
 
 @dataclass
 class Step:
     """A target of the Makefile.
 
-    inputs: paths that git knows, on which its outcome depends; none if it always runs
+    documents: those on which its outcome depends, beside CODE
     alone: True if it measures time or memory, or needs all processors: nothing runs beside it
     """
 
     target: str
-    inputs: str = ""
+    documents: str = ""
     alone: bool = False
     process: subprocess.Popen[bytes] | None = None
     seconds: float = 0.0
@@ -49,13 +63,13 @@ class Step:
 
     def is_unchanged(self) -> bool:
         """True if the step passed with the same inputs before, on this machine."""
-        if not self.inputs:
+        if self.target in ALWAYS:
             return False
-        listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *self.inputs.split()]
-        names = sorted({*subprocess.check_output(listed, cwd=ROOT).decode().split("\0")} - {""})
-        found = hashlib.sha256(sys.version.encode())
-        for path in (ROOT / name for name in names):
-            found.update(f"\0{path.relative_to(ROOT)}\0".encode() + (path.read_bytes() if path.is_file() else b""))
+        names = sorted(known(*CODE) | (known(*self.documents.split()) if self.documents else set()))
+        versions = sorted(path.name for path in PYTHONS.glob("*"))
+        found = hashlib.sha256(repr([sys.version, versions, [os.environ.get(name) for name in VARIABLES]]).encode())
+        for name in names:
+            found.update(f"\0{name}\0".encode() + hashlib.sha256((ROOT / name).read_bytes()).digest())
         self.digest = found.hexdigest()
         record = PASSED / self.target
         return record.exists() and record.read_text() == self.digest
@@ -82,15 +96,18 @@ class Step:
         print(f"== make {self.target} {self.status} after {self.seconds:.0f} s", flush=True)
         for match in CLOSING.finditer(self.log.read_text(errors="replace")):
             print(f"   {match[1] or match[2]}", flush=True)
-        if self.status == "passed" and self.inputs:
+        if self.status == "passed" and self.digest:
             PASSED.mkdir(parents=True, exist_ok=True)
             (PASSED / self.target).write_text(self.digest)
 
-    def kill(self) -> None:
-        """End the target and the processes that it started."""
+    def stop(self) -> None:
+        """End the target and the processes that it started, if it still runs: first as they want to, then at once."""
         assert self.process is not None
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        for number, patience in ((signal.SIGTERM, PATIENCE), (signal.SIGKILL, None)):
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, number)
+                with suppress(subprocess.TimeoutExpired):
+                    self.process.wait(patience)
         self.seconds += time.monotonic()
         self.status = "ended"
 
@@ -99,21 +116,22 @@ class Step:
 STEPS = (
     Step("install-all", alone=True),
     Step("test", alone=True),
-    Step("docs", "docs mkdocs.yml requirements/docs.txt *.md"),
-    Step("deploy-check", f"{CODE} tests/deploy deploy Dockerfile docker-compose.yml docs/deployment.md"),
-    Step("test-servers", f"{CODE} tests/attack tests/servers docs/deployment.md"),
-    Step("test-torch", CODE),
-    Step("test-pythons", f"{CODE} tests/framing tests/memory benchmarks deploy"),
-    Step("test-page", f"{CODE} tests/page"),
-    Step("test-clients", f"{CODE} tests/clients docs/clients.md docs/inference-protocol.md"),
-    Step("test-ray", f"{CODE} tests/ray deploy/kuberay"),
+    Step("docs", "docs *.md"),
+    Step("deploy-check", "docs/deployment.md"),
+    Step("test-servers", "docs/deployment.md"),
+    Step("test-torch", "docs/compare.md docs/notebooks.md"),
+    Step("test-pythons"),
+    Step("test-page"),
+    Step("test-clients", "docs/clients.md docs/inference-protocol.md"),
+    Step("test-ray"),
+    Step("test-peers", "docs/images docs/models.md docs/conformance.md docs/coming-from.md docs/tutorial-model.md"),
     Step(
-        "test-peers",
-        f"{CODE} tests/peers docs/models.md docs/conformance.md docs/coming-from.md docs/tutorial-model.md",
+        "test-slow",
+        "docs/suites.md docs/rounding.md docs/compare.md docs/agents.md docs/tutorial-kernel.md",
+        alone=True,
     ),
-    Step("test-slow", f"{CODE} tests/framing tests/memory benchmarks deploy", alone=True),
-    Step("test-attack", f"{CODE} tests/attack benchmarks", alone=True),
-    Step("image-test", f"{CODE} tests/image deploy Dockerfile docker-compose.yml docs/deployment.md", alone=True),
+    Step("test-attack", alone=True),
+    Step("image-test", "docs/deployment.md README.md", alone=True),
 )
 
 
@@ -121,11 +139,11 @@ def run(steps: list[Step]) -> Step | None:
     """Run the steps, as many at once as there are processors. The first that failed, if any."""
     running: list[Step] = []
     left = list(steps)
-    lanes = os.cpu_count() or 1
+    lanes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     while left or running:
         while left and len(running) < lanes and not (running and (left[0].alone or running[0].alone)):
             step = left.pop(0)
-            if not os.environ.get("ALL") and step.is_unchanged():
+            if step.is_unchanged() and not os.environ.get("ALL"):
                 step.status = "skipped"
                 print(f"== make {step.target} skipped: it passed with the same inputs", flush=True)
                 continue
@@ -136,8 +154,6 @@ def run(steps: list[Step]) -> Step | None:
             running.remove(step)
             step.end()
             if step.status == "failed":
-                for other in running:
-                    other.kill()
                 return step
     return None
 
@@ -145,14 +161,15 @@ def run(steps: list[Step]) -> Step | None:
 def main() -> None:
     """Run all steps, and print how long each took."""
     LOGS.mkdir(parents=True, exist_ok=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    for number in SIGNALS:
+        signal.signal(number, lambda *_: sys.exit(1))
     start = time.monotonic()
     try:
         failed = run(list(STEPS))
     finally:
         for step in STEPS:
-            if step.process is not None and step.process.poll() is None:
-                step.kill()
+            if step.process is not None and not step.status:
+                step.stop()
     print(f"\n{'step':14} {'seconds':>7}")
     for step in STEPS:
         print(f"{step.target:14} {step.seconds:7.0f} {step.status}")

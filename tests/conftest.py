@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import socket
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -79,11 +78,6 @@ def serving_freed() -> Iterator[httpx.Client]:
     with serving(made) as client:
         yield client
         assert made.state.engine.admission.counted_requests == 0
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 @contextmanager

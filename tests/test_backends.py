@@ -26,7 +26,8 @@ from attention_service.pipeline.admission import memory_limit_error
 from attention_service.pipeline.engine import Engine
 from attention_service.runtime.machine import memory_left
 from attention_service.settings import Settings
-from tests.conftest import app, free_port, serving
+from benchmarks.serving import free_port
+from tests.conftest import app, serving
 from tests.helpers import wire
 from tests.helpers.backends import BACKENDS
 from tests.helpers.devices import missing_gpu

@@ -19,8 +19,9 @@ from attention_service import __version__
 from attention_service.cli import main
 from attention_service.runtime import health
 from attention_service.settings import Settings
+from benchmarks.serving import free_port
 from tests.cases import CASES, FOLDER
-from tests.conftest import free_port, serving
+from tests.conftest import serving
 from tests.helpers.waiting import TIMEOUT
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}

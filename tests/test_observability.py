@@ -24,7 +24,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from attention_service.errors import error_classes
 from attention_service.observability.logs import FIELDS, HumanFormatter, JsonFormatter
 from attention_service.observability.metrics import remove_stale_files
-from tests.conftest import app, free_port, serving
+from benchmarks.serving import free_port
+from tests.conftest import app, serving
 from tests.helpers.documents import ROOT, anchors
 from tests.helpers.rpc import remote
 from tests.helpers.waiting import TIMEOUT, until

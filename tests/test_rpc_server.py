@@ -29,7 +29,8 @@ from attention_service.rpc.server import RPC
 from attention_service.runtime.process import when_told_to_stop
 from attention_service.server.run import grpc_port
 from attention_service.settings import Settings
-from tests.conftest import app, free_port, serving
+from benchmarks.serving import free_port
+from tests.conftest import app, serving
 from tests.helpers.messages import request
 from tests.helpers.oip import INFER
 from tests.helpers.rpc import Remote, connected, remote

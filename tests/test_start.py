@@ -19,7 +19,7 @@ import pytest
 from attention_service.runtime.machine import cpu_count, memory_limit, memory_total
 from attention_service.settings.keys import new_key
 from attention_service.version import __version__
-from tests.conftest import free_port
+from benchmarks.serving import free_port
 from tests.helpers.waiting import TIMEOUT, until
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"

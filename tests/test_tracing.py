@@ -19,7 +19,8 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
 from attention_service.version import __version__
-from tests.conftest import app, free_port, serving
+from benchmarks.serving import free_port
+from tests.conftest import app, serving
 from tests.helpers.collector import Collector, Received, collector
 from tests.helpers.messages import request
 from tests.helpers.oip import INFER, request_of

@@ -19,7 +19,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any, Final
 
-from benchmarks.serving import Running
+from benchmarks.serving import Running, free_port
 
 START_TIMEOUT: Final = 240.0
 # Seconds to wait for a result that is expected at once, long because the machine may be busy.
@@ -93,12 +93,6 @@ def within(seconds: float, condition: Any) -> bool:
     while not (met := bool(condition())) and time.monotonic() < end:
         time.sleep(0.02)
     return met
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
 
 
 @contextmanager

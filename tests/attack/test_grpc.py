@@ -13,9 +13,10 @@ import grpc
 import numpy as np
 import pytest
 
+from benchmarks.serving import free_port
 from tests.attack.bounds import MB
 from tests.attack.corpus import GRPC, hostile_bodies
-from tests.attack.server import Live, free_port, live
+from tests.attack.server import Live, live
 from tests.attack.test_sockets import LIMIT, SLACK, Growth
 from tests.helpers.messages import request
 from tests.helpers.rpc import connected

@@ -17,7 +17,8 @@ from safetensors.numpy import save
 
 from attention_service.server.run import SILENCE
 from attention_service.settings import Settings
-from tests.attack.server import TIMEOUT, IncompleteResponse, Live, ResponseReader, free_port, live, post, within
+from benchmarks.serving import free_port
+from tests.attack.server import TIMEOUT, IncompleteResponse, Live, ResponseReader, live, post, within
 from tests.helpers.wire import SAFETENSORS
 
 SMALL = post(json.dumps({"input": [[1, 0], [0, 1]]}).encode())

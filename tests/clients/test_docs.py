@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.attack.server import free_port, within
+from benchmarks.serving import free_port
+from tests.attack.server import within
 from tests.clients.programs import ANNOTATIONS, JAR
 from tests.clients.test_page import program
 from tests.helpers.documents import ADDRESS, BLOCKS, ROOT, Block

@@ -14,7 +14,8 @@ from kserve import InferenceGRPCClient, InferInput, InferRequest
 from kserve.protocol.grpc import grpc_predict_v2_pb2
 from kserve.protocol.infer_type import RequestedOutput
 
-from tests.attack.server import free_port, live
+from benchmarks.serving import free_port
+from tests.attack.server import live
 from tests.cases import CASES, Case
 from tests.clients.messages import compare
 from tests.helpers.oip import NAMES, arrays_of

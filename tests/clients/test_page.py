@@ -15,7 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.conftest import app, free_port, serving
+from benchmarks.serving import free_port
+from tests.conftest import app, serving
 from tests.helpers.documents import ADDRESS, BLOCKS
 
 KEY = "correct horse"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.conftest import free_port
+from benchmarks.serving import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINE, BASE_IMAGE = os.environ["ENGINE"], os.environ["BASE_IMAGE"]

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from tests.conftest import free_port
+from benchmarks.serving import free_port
 from tests.helpers.documents import blocks
 from tests.image.engine import COMPOSE, ENGINE, IMAGE, ROOT, await_response
 

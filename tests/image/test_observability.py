@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import yaml
 
-from tests.conftest import free_port
+from benchmarks.serving import free_port
 from tests.helpers.wire import NPZ, write
 from tests.image.engine import BASE_IMAGE, ROOT, await_condition, await_response, compose, engine
 

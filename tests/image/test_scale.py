@@ -19,7 +19,7 @@ import pytest
 from attention_service.errors import BodyTooLarge
 from attention_service.http.problems import MEDIA_TYPE
 from attention_service.schemas.problem import Problem
-from tests.conftest import free_port
+from benchmarks.serving import free_port
 from tests.helpers.wire import NPZ, read, write
 from tests.image.engine import ROOT, await_response, await_success, compose, containers, engine
 

@@ -12,10 +12,11 @@ import pytest
 from ray import serve
 from ray.cluster_utils import Cluster
 
+from benchmarks.serving import free_port
 from deploy.ray.attention_on_ray import AttentionService
 from tests import test_bad_requests
 from tests.cases import CASES, Case
-from tests.conftest import CLIENT_TIMEOUT, free_port
+from tests.conftest import CLIENT_TIMEOUT
 from tests.helpers.waiting import until
 from tests.helpers.wire import NPZ, write
 

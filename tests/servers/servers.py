@@ -15,7 +15,8 @@ from typing import Final
 
 import httpx
 
-from tests.attack.server import Live, free_port, within
+from benchmarks.serving import free_port
+from tests.attack.server import Live, within
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 BIN: Final = Path(sys.executable).parent

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -98,13 +99,19 @@ def test_a_slow_but_steady_reader_gets_its_whole_response() -> None:
 
 
 def test_shutdown_does_not_wait_for_clients_that_read_nothing() -> None:
-    """It would wait for an hour, a grace apart."""
-    with live(write_timeout=3600, grace=3, log_level="critical") as server, ExitStack() as stack:
-        for _ in range(4):
-            client = stack.enter_context(server.connect())
+    """It waits for the grace: a server with a longer one, the control, which is stopped before, runs longer."""
+    with ExitStack() as stack:
+        control, server = (
+            stack.enter_context(live(write_timeout=3600, grace=seconds, log_level="critical")) for seconds in (60, 3)
+        )
+        for one in (control, server) * 4:
+            client = stack.enter_context(one.connect())
             client.sendall(request_for_large_response(2000, SAFETENSORS))
-        assert within(TIMEOUT, lambda: server.gauge("attention_memory_bytes") > 0)
-        server.stop()
+        for one in (control, server):
+            assert within(TIMEOUT, partial(one.gauge, "attention_memory_bytes"))
+        control.process.terminate()
+        assert server.stop() == 0
+        assert control.process.poll() is None, "stopped as late as with twenty times the grace"
 
 
 def test_incomplete_bodies_do_not_block_other_requests() -> None:

@@ -92,7 +92,7 @@ sys.exit(main(["serve"]))
 def test_without_torch_auto_is_numpy_and_the_setting_torch_is_an_error(workers: str) -> None:
     environment = os.environ | {"ATTENTION_BACKEND": "torch", "ATTENTION_WORKERS": workers}
     command = [sys.executable, "-c", WITHOUT_TORCH]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert (done.returncode, done.stderr.splitlines()) == (
         2,
         [
@@ -137,7 +137,7 @@ READY = ("/health/ready", "/v2/health/ready", "/v2/models/attention/ready", "/v2
 
 def test_a_service_is_ready_after_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     warm = threading.Event()
-    monkeypatch.setattr(NumpyBackend, "warm_up", lambda self, device: warm.wait(60))
+    monkeypatch.setattr(NumpyBackend, "warm_up", lambda self, device: warm.wait(TIMEOUT))
     service = app()
     service.state.engine.ready = False  # as if torch had to be loaded
     with serving(service) as client:

@@ -37,15 +37,23 @@ def post(client: httpx.Client, content: bytes, media_type: str, accept: str | No
     return client.post("/attention", content=content, headers=headers)
 
 
-# Formats of requests and responses, each with each but JSON with JSON, which `test_golden_cases.py` has.
+# Formats of responses and requests, each with each but JSON with JSON, which `test_golden_cases.py` has.
 FORMATS = list(product(MEDIA_TYPES, MEDIA_TYPES))[1:]
+SENT = in_turn(CASES, FORMATS) + in_turn(CASES, FORMATS[1:] + FORMATS[:1])
 
 
-@pytest.mark.parametrize(("case", "formats"), in_turn(CASES * 2, FORMATS))
+def test_every_case_is_sent_in_two_formats_and_every_two_formats_meet() -> None:
+    sent = [one.values for one in SENT]
+    assert {formats for _, formats in sent} == {*product(MEDIA_TYPES, MEDIA_TYPES)} - {(JSON, JSON)}
+    for case in CASES:
+        assert len({media_type for other, (_, media_type) in sent if other is case}) == 2, case.name
+
+
+@pytest.mark.parametrize(("case", "formats"), SENT)
 def test_golden_cases_give_the_same_numbers_in_every_format(
     case: Case, formats: tuple[str, str], client: httpx.Client
 ) -> None:
-    media_type, accept = formats
+    accept, media_type = formats
     response = post(client, write(case.request, media_type), media_type, accept)
     assert response.status_code == 200, response.text
     assert response.headers["content-type"] == accept

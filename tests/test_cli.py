@@ -29,9 +29,8 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.sta
 
 def run(*arguments: str, stdin: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).with_name("attention-service")), *arguments]
-    return subprocess.run(
-        command, input=stdin, capture_output=True, text=True, env=ENVIRONMENT | environment, timeout=90, check=False
-    )
+    own = ENVIRONMENT | environment
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, env=own, timeout=TIMEOUT, check=False)
 
 
 def test_compute_prints_the_same_response_as_the_server(tmp_path: Path, client: httpx.Client) -> None:

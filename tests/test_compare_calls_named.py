@@ -143,7 +143,9 @@ def test_planted_mistakes_of_random_calls_are_named_first(name: str) -> None:
     assert told or name in ("flashinfer single", "flashinfer MLA")
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow][name in QUICK :]) for name in MAKERS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in MAKERS]
+)
 def test_a_random_planted_mistake_is_named_first(name: str) -> None:
     """Of each mistake; `python -m tests.deep_engines` has thousands."""
     told = 0

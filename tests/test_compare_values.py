@@ -59,7 +59,7 @@ def of_keys(value: np.ndarray, keys: np.ndarray) -> np.ndarray:
     return value[:, :, np.where(inside, keys, 0)] * inside[:, None]
 
 
-def in_turn(names: Iterable[str]) -> list[Any]:
+def causal_and_not(names: Iterable[str]) -> list[Any]:
     """Names, and whether the kernel is causal: the quick suite has one form of each."""
     forms = [(name, is_causal, n % 2 != is_causal) for n, name in enumerate(names) for is_causal in (False, True)]
     return [pytest.param(*form, marks=[pytest.mark.slow] * is_slow) for *form, is_slow in forms]
@@ -116,7 +116,7 @@ PLANTED: Final[dict[str, tuple[Callable[[np.ndarray], np.ndarray], str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "is_causal"), in_turn(PLANTED))
+@pytest.mark.parametrize(("name", "is_causal"), causal_and_not(PLANTED))
 def test_values_of_other_keys_are_told(name: str, is_causal: bool) -> None:
     plant, message = PLANTED[name]
     own = Kernel(is_causal=is_causal)
@@ -186,7 +186,7 @@ OTHERS: Final[dict[str, Callable[[Kernel], np.ndarray]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "is_causal"), in_turn(OTHERS))
+@pytest.mark.parametrize(("name", "is_causal"), causal_and_not(OTHERS))
 def test_other_mistakes_are_no_other_values(name: str, is_causal: bool) -> None:
     own = Kernel(is_causal=is_causal)
     assert "other_values" not in [one.name for one in own.facts(OTHERS[name](own))]

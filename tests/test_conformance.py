@@ -29,6 +29,7 @@ from attention_service.conformance.target import load_target
 from tests.helpers.by_decimal import MINUS_INFINITY, Exact, canonical
 from tests.helpers.corners import BY_NAME, GRADIENTS_BY_NAME, make_corner_cases
 from tests.helpers.documents import anchors
+from tests.helpers.waiting import TIMEOUT
 from tests.peers.conformance.deviations import BY_CELL, DEVIATIONS
 from tests.peers.conformance.matrix import BEGIN, END, PAGE, programs, replaced
 from tests.test_conformance_requests import requests
@@ -301,7 +302,7 @@ def test_a_function_in_this_directory_is_found(kernels: Path) -> None:
     """In a process of its own, as users start it."""
     write(kernels / "suite", cases=5)
     line = [sys.executable, "-m", "attention_service", "conformance", "run", "kernels:nothing", "--dir", "suite"]
-    done = subprocess.run(line, capture_output=True, text=True, cwd=kernels, timeout=60, check=False)
+    done = subprocess.run(line, capture_output=True, text=True, cwd=kernels, timeout=TIMEOUT, check=False)
     assert done.returncode == 2, done.stderr
     _, counts, reason = done.stdout.splitlines()
     assert counts.split() == ["all", "0", "0", "0", "0", "5"]

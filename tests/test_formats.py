@@ -17,6 +17,7 @@ import pytest
 from attention_service import compare, compare_call
 from attention_service.cli import main
 from attention_service.commands.formats import Check, as_github, as_junit, checks_of_report
+from tests.helpers.waiting import TIMEOUT
 
 pytestmark = pytest.mark.usefixtures("without_suggestions")
 # A message with all that XML and workflow commands read as their own: markup, escapes, colons, commas, line ends.
@@ -85,7 +86,7 @@ def file_of_pytest(tmp_path: Path) -> Path:
         "@pytest.mark.skip(reason='weak')\ndef test_c():\n    pass\n"
     )
     line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml", "report.xml", "test_one.py"]
-    subprocess.run(line, cwd=tmp_path, capture_output=True, check=False, timeout=60)
+    subprocess.run(line, cwd=tmp_path, capture_output=True, check=False, timeout=TIMEOUT)
     return tmp_path / "report.xml"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,14 @@ import pytest
 
 from attention_service import attend
 from attention_service.attention.planning import make_plan
+from attention_service.attention.spec import AttentionSpec
 from attention_service.backends.registry import Backends
 from attention_service.codecs.table import CODECS
 from attention_service.library.page import LONGEST, MOST_SCORES, page_of_request
 from attention_service.pipeline.prepare import make_spec_and_plan
-from tests.helpers.covering import Group, covering, with_options
+from tests.helpers.covering import covering
 from tests.helpers.pages import addresses, array_of, parts_of
-from tests.test_options import CHANGES, ONE_VECTOR, PLAIN, UNUSUAL
+from tests.test_options import ONE_VECTOR, PLAIN, UNUSUAL, specs
 
 TOKENS = ["a </script>", "<!-- b", "it’s", "שלום"]
 
@@ -57,11 +57,9 @@ def test_labels_of_queries_are_those_of_as_many_keys(tmp_path: Path) -> None:
     assert "key_tokens" not in saved["layers"][0]["request"]
 
 
-@pytest.mark.parametrize("group", covering(PLAIN, UNUSUAL | {"one vector": ONE_VECTOR}), ids=itemgetter(0))
-def test_the_request_of_a_page_is_that_of_the_result(group: Group) -> None:
+@pytest.mark.parametrize("spec", specs(covering(PLAIN, UNUSUAL | {"one vector": ONE_VECTOR})))
+def test_the_request_of_a_page_is_that_of_the_result(spec: AttentionSpec) -> None:
     """Sent to the service, as *Copy as curl* has it, it gives the numbers of the page."""
-    spec = with_options(PLAIN, CHANGES, group)
-    assert spec is not None
     saved = json.loads(parts_of(page_of_request(spec, make_plan(spec)))["saved"])
     (layer,) = saved["layers"]
     sent, plan = make_spec_and_plan(CODECS["application/json"].decode(json.dumps(layer["request"]).encode(), 2**20))

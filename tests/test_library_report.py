@@ -22,8 +22,9 @@ from attention_service.library.report import MOST, Report
 from attention_service.schemas.compare import CompareReport, ReportedPower
 from tests.helpers.documents import BLOCKS
 
-# Queries of zeros: each output is the mean of the values that are seen, each logsumexp the logarithm of their number.
 pytestmark = pytest.mark.usefixtures("without_suggestions")
+
+# Queries of zeros: each output is the mean of the values that are seen, each logsumexp the logarithm of their number.
 QUERY: Final = np.zeros((2, 3, 4))
 KEY: Final = np.random.default_rng(0).standard_normal((2, 3, 4))
 VALUE: Final = np.random.default_rng(1).standard_normal((2, 3, 4))

@@ -6,7 +6,6 @@ import copy
 import pickle
 import re
 from collections.abc import Mapping
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -16,12 +15,13 @@ from attention_service import attend, compare
 from attention_service.attention.outputs import FORWARD
 from attention_service.attention.planning import make_plan
 from attention_service.attention.result import Result
+from attention_service.attention.spec import AttentionSpec
 from attention_service.backends.numpy.backend import NumpyBackend
 from attention_service.library import AttentionResult
 from attention_service.render.heatmap import HeatmapRequested
 from attention_service.render.options import Options
-from tests.helpers.covering import Group, covering, with_options
-from tests.test_options import CHANGES, PLAIN
+from tests.helpers.covering import covering
+from tests.test_options import CHANGES, PLAIN, specs
 
 # Three keys, equal to the query, so that each weighs the same, and the logsumexp is log 3 + 1.
 ONES = np.ones((3, 1))
@@ -126,18 +126,15 @@ def test_a_result_can_be_compared_with_a_request() -> None:
     assert set(report.errors) == {"output", "attention_weights", "logsumexp", "entropy"}
 
 
-def result_of(group: Group) -> AttentionResult:
-    """The result of a request with these options."""
-    spec = with_options(PLAIN, CHANGES, group)
-    assert spec is not None
+def result_of(spec: AttentionSpec) -> AttentionResult:
     plan = make_plan(spec)
     return AttentionResult(NumpyBackend().run(plan, spec, spec.sources), spec, plan)
 
 
-@pytest.mark.parametrize("group", covering(PLAIN, CHANGES), ids=itemgetter(0))
-def test_a_result_survives_copies_and_pickles(group: Group) -> None:
+@pytest.mark.parametrize("spec", specs(covering(PLAIN, CHANGES)))
+def test_a_result_survives_copies_and_pickles(spec: AttentionSpec) -> None:
     """With every option of a request, as a result keeps its request."""
-    result = result_of(group)
+    result = result_of(spec)
     for found in (copy.copy(result), copy.deepcopy(result), pickle.loads(pickle.dumps(result))):
         assert type(found) is AttentionResult
         assert arrays(found) == arrays(result)
@@ -160,11 +157,11 @@ def panels(result: AttentionResult, returned: Result | None) -> list[tuple[np.nd
 
 
 @pytest.mark.parametrize(
-    "group", [*covering(PLAIN, RETURNED), *((name,) for name in CHANGES if name not in RETURNED)], ids=itemgetter(0)
+    "spec", specs([*covering(PLAIN, RETURNED), *((name,) for name in CHANGES if name not in RETURNED)])
 )
-def test_a_picture_of_returned_weights_is_that_of_computed_ones(group: Group) -> None:
+def test_a_picture_of_returned_weights_is_that_of_computed_ones(spec: AttentionSpec) -> None:
     """With every option of a request, in bins of several queries and keys."""
-    result = result_of(group)
+    result = result_of(spec)
     for found, expected in zip(panels(result, result), panels(result, None), strict=True):
         np.testing.assert_allclose(found[0], expected[0], rtol=1e-6, atol=1e-12)
         np.testing.assert_array_equal(found[1], expected[1])

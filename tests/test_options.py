@@ -35,6 +35,7 @@ from attention_service.backends.numpy.small import fits
 from attention_service.comparison import case
 from attention_service.library import attend
 from tests.helpers.backends import HAS_TORCH
+from tests.helpers.covering import Group, with_options
 from tests.helpers.options import numbers, plain, unusual
 
 PACKAGE = Path(attention_service.__file__).parent
@@ -47,6 +48,14 @@ OUTPUTS: dict[str, dict[str, Any]] = {
 }
 ONE_VECTOR = {"query": numbers(12), "key": numbers(L, 12), "value": numbers(L, 12, seed=1)}
 CHANGES = UNUSUAL | OUTPUTS | {"include nothing": {"include": ()}, "one vector": ONE_VECTOR}
+# Gradients are asked for, and no weights, which groups of several options have.
+GRADIENTS = PLAIN._replace(**UNUSUAL["grad_output"] | UNUSUAL["grad_logsumexp"])
+
+
+def specs(groups: list[Group]) -> list[Any]:
+    """Parameters of a test: the request with the options of each group, and GRADIENTS."""
+    found = [pytest.param(with_options(PLAIN, CHANGES, group), id=group[0]) for group in groups]
+    return [*found, pytest.param(GRADIENTS, id="gradients without weights")]
 
 
 def changed(name: str) -> AttentionSpec:

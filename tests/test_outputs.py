@@ -137,6 +137,12 @@ def by_grpc(server: Remote, fields: dict[str, Any]) -> dict[str, Any]:
     return server.infer(messages.request(*oip.arrays_of(fields)))
 
 
+def by_grpc_with_outputs(server: Remote, fields: dict[str, Any]) -> dict[str, Any]:
+    """As the protocol itself asks for outputs, in place of the parameter `include`."""
+    arrays, parameters = oip.arrays_of({name: field for name, field in fields.items() if name != "include"})
+    return server.infer(messages.request(arrays, parameters, outputs=("output", *fields["include"])))
+
+
 TRANSPORTS: dict[str, Send] = {
     "JSON": by_json,
     "base64": by_base64,
@@ -154,13 +160,17 @@ def server() -> Iterator[Remote]:
         yield found
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+# `outputs` names all that is returned: `tests/test_transports.py` leaves that to `top_k` and `gradients`.
+WAYS = TRANSPORTS | {"gRPC with outputs": by_grpc_with_outputs}
+
+
+@pytest.mark.parametrize("transport", WAYS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_outputs_are_right_in_every_transport(variant: str, transport: str, server: Remote) -> None:
     options, _ = VARIANTS[variant]
     for include in (*([name] for name in NAMES), list(NAMES)):
         fields = request() | options | {"num_heads": H, "include": include}
-        found = TRANSPORTS[transport](server, fields)
+        found = WAYS[transport](server, fields)
         check(found, include, variant, is_json=transport == "JSON")
         if "hidden_by" in include and transport != "JSON":
             assert found["hidden_by"].dtype == np.int32

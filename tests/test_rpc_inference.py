@@ -22,6 +22,7 @@ from tests.helpers.covering import in_turn
 from tests.helpers.messages import request
 from tests.helpers.oip import TYPES, arrays_of
 from tests.helpers.rpc import Remote, remote
+from tests.helpers.waiting import TIMEOUT
 
 EYE = np.eye(2, dtype=np.float32)
 
@@ -316,7 +317,7 @@ def test_a_truncated_message_is_refused(server: Remote) -> None:
     for messages, expected in ([], "INVALID_ARGUMENT"), ([b"\x0a\x09attention"] * 2, None):
         call: Any = server.channel.stream_unary("/inference.GRPCInferenceService/ModelReady")
         try:
-            call(iter(messages), timeout=30)
+            call(iter(messages), timeout=TIMEOUT)
             assert expected is None
         except grpc.RpcError as error:
             assert error.code().name == expected

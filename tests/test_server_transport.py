@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from attention_service.server.transport import CorkedTransport
-from tests.helpers.waiting import until_async
+from tests.helpers.waiting import TIMEOUT, until_async
 from tests.test_server import Client
 
 CERTIFICATE = Path(__file__).parent / "tls" / "localhost.pem"
@@ -93,7 +93,7 @@ def test_empty_parts_are_not_sent(new_loop: Callable[[], Any], parts: list[bytes
             transport.write(b"")
             transport.close()  # which waits until the system has taken all parts
             received = b""
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(TIMEOUT):
                 while data := await client.receive():
                     received += data
             return received

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from attention_service.app import from_environment
 from attention_service.cli import main
 from attention_service.settings import Settings, table, unknown_variables
+from tests.helpers.waiting import TIMEOUT
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
 TLS = Path(__file__).parent / "tls"
@@ -105,7 +106,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command until it ends, with these variables; their names get the prefix ATTENTION_."""
     environment = ENVIRONMENT | {f"ATTENTION_{name}": value for name, value in variables.items()}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False)
 
 
 @pytest.fixture(scope="module")

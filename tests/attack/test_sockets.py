@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import socket
-import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -150,14 +149,14 @@ def test_slow_bodies_get_a_408(server: Live, beginning: bytes) -> None:
 
 @pytest.mark.parametrize("request_", [post(b" " * 4000), CHUNKED + b"1\r\n{\r\n" * 700], ids=["counted", "chunked"])
 def test_sending_single_bytes_does_not_extend_the_read_timeout(server: Live, request_: bytes) -> None:
-    """The server closes the connection long before all bytes are sent, which would take minutes."""
+    """A tenth of the bytes takes many times the timeout; a slow machine sends fewer in the same time."""
     with server.connect() as connection:
         sent = 0
         with suppress(ConnectionError):
             for sent in range(len(request_)):
                 connection.sendall(request_[sent : sent + 1])
                 time.sleep(0.05)
-        assert sent < len(request_) - 1
+        assert sent < len(request_) / 10
         with suppress(ConnectionError):
             assert read_response(connection)[0] in (0, 408)
 
@@ -320,13 +319,13 @@ def test_concurrent_large_requests_stay_within_the_memory_limit(server: Live) ->
     done.set()
     watcher.join()
     counts = {status: statuses.count(status) for status in set(statuses)}
-    usual = statistics.median(waits)
-    print(f"statuses {counts} in {took:.1f} s, {growth.now():.0f} MB more, health in {usual:.3f} of {len(waits)}")
+    slowest = max(waits)
+    print(f"statuses {counts} in {took:.1f} s, {growth.now():.0f} MB more, health within {slowest:.3f} s")
     assert set(counts) <= {200, 413, 503, 504}
     assert counts[200] >= 1
     assert growth.now() < 256 + SLACK + 160 * 0.4  # a sixteenth of a megabyte of each body, and buffers of sockets
     assert within(TIMEOUT, lambda: growth.left() < 256 / 16 + SLACK)
-    assert usual < took / 10, "liveness waits for large requests"
+    assert slowest < took / 2, "liveness waits for large requests"
 
 
 def test_a_client_that_disconnects_cancels_its_computation(server: Live) -> None:

@@ -14,7 +14,7 @@ from attention_service.attention.planning import make_plan
 from attention_service.attention.spec import AttentionSpec
 from attention_service.attention.tiles import whole
 from attention_service.attention.visibility import visible
-from attention_service.errors import ServiceError
+from attention_service.errors import InvalidRequest
 
 Options = Mapping[str, Mapping[str, Any]]  # fields that differ from those of a plain request, by the option's name
 Group = tuple[str, ...]
@@ -56,9 +56,12 @@ def with_options(plain: AttentionSpec, options: Options, names: Group, *, least:
                     fields[field] = tuple(dict.fromkeys(fields.get(field, plain.include) + value))
                 else:
                     fields[field] = joined(fields[field], value) if field in fields else value
-        spec = plain._replace(**fields)
+    except ValueError:
+        return None
+    spec = plain._replace(**fields)
+    try:
         plan = make_plan(spec)
-    except (ValueError, ServiceError):
+    except InvalidRequest:
         return None
     seen = visible(plan.terms, whole(plan), np.asarray)
     return spec if seen is None or seen.any(axis=-1).mean() >= least else None

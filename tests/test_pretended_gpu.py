@@ -36,7 +36,7 @@ if HAS_TORCH:
 pytestmark = pytest.mark.torch
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # torch knows one such device in a process
 def gpu() -> Any:
     """A device for which torch has no kernels."""
     _setup_privateuseone_for_python_backend("pretended")

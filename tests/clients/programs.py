@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -14,7 +15,7 @@ BUILT = HERE.parents[1] / "build" / "clients"
 # What compilers made of libraries, kept when clients are generated again.
 CACHE = HERE.parents[1] / "build" / "clients-cache"
 NODE = HERE / "typescript" / "node_modules"
-JAR = next(Path(sys.prefix).glob("lib/python*/site-packages/openapi_generator_cli/openapi-generator.jar"), None)
+JAR = resources.files("openapi_generator_cli") / "openapi-generator.jar"
 ANNOTATIONS = "/usr/share/java/geronimo-annotation-1.3-spec.jar"
 # Json.NET 13: NSwag brings it, Debian has version 6.
 NEWTONSOFT = NODE / "nswag" / "bin" / "binaries" / "Win" / "Newtonsoft.Json.dll"

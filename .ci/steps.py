@@ -7,6 +7,7 @@ all steps, and its log is printed last. Logs of all steps are in build/ci.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
 import signal
@@ -26,10 +27,14 @@ CLOSING = re.compile(r"^=+ (.*\d+ (?:passed|failed).*?) =+$|^(\d+ (?:passed|fail
 # What a step may read without naming it: all but documents. `make test` always runs, and reads all documents.
 CODE = (".", ":(exclude)docs", ":(exclude)*.md", ":(exclude)findings")
 # What decides about an outcome and is not in git.
-VARIABLES = ("TORCH", "OTHER_PYTHONS", "CHROMIUM", "TARGET")
+VARIABLES = (
+    "ATTACK_CASES", "ATTACK_SEED", "BASE_IMAGE", "CHROMIUM", "GRPC", "MAKEFLAGS", "OTEL", "OTHER_PYTHONS", "PARALLEL",
+    "PEERS_SEED", "PYTEST_ADDOPTS", "TARGET", "TORCH",
+)  # fmt: skip
 PYTHONS = Path.home() / ".pyenv" / "versions"
+TORCH = ROOT / ".venv-torch" / "torch"  # the build that was chosen
 ALWAYS = ("install-all", "test")  # steps that are never skipped
-SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PATIENCE = 20  # seconds for a step to end what it started
 
 
@@ -57,25 +62,38 @@ class Step:
     digest: str = field(default="", repr=False)
 
     @property
+    def record(self) -> Path:
+        """Holds the hash of its inputs while its last run passed."""
+        return PASSED / self.target
+
+    @property
     def log(self) -> Path:
         """The output of the step."""
         return LOGS / f"{self.target}.log"
+
+    def read_inputs(self) -> str:
+        """A hash of all that the step may read."""
+        names = sorted(known(*CODE) | (known(*self.documents.split()) if self.documents else set()))
+        torch = TORCH.read_text() if TORCH.exists() else ""
+        versions = sorted(path.name for path in PYTHONS.glob("*"))
+        others = [sys.version, torch, versions, [os.environ.get(name) for name in VARIABLES]]
+        found = hashlib.sha256(repr(others).encode())
+        for name in names:
+            with suppress(FileNotFoundError):  # of a step beside this one
+                mode, content = (ROOT / name).stat().st_mode, (ROOT / name).read_bytes()
+                found.update(f"\0{name}\0{mode}".encode() + hashlib.sha256(content).digest())
+        return found.hexdigest()
 
     def is_unchanged(self) -> bool:
         """True if the step passed with the same inputs before, on this machine."""
         if self.target in ALWAYS:
             return False
-        names = sorted(known(*CODE) | (known(*self.documents.split()) if self.documents else set()))
-        versions = sorted(path.name for path in PYTHONS.glob("*"))
-        found = hashlib.sha256(repr([sys.version, versions, [os.environ.get(name) for name in VARIABLES]]).encode())
-        for name in names:
-            found.update(f"\0{name}\0".encode() + hashlib.sha256((ROOT / name).read_bytes()).digest())
-        self.digest = found.hexdigest()
-        record = PASSED / self.target
-        return record.exists() and record.read_text() == self.digest
+        self.digest = self.read_inputs()
+        return self.record.exists() and self.record.read_text() == self.digest
 
     def start(self) -> None:
         """Start the target in a process group of its own."""
+        self.record.unlink(missing_ok=True)
         self.seconds = -time.monotonic()
         with self.log.open("wb") as log:
             command = ["make", "--no-print-directory", *(["-j2"] if self.target == "install-all" else []), self.target]
@@ -96,20 +114,16 @@ class Step:
         print(f"== make {self.target} {self.status} after {self.seconds:.0f} s", flush=True)
         for match in CLOSING.finditer(self.log.read_text(errors="replace")):
             print(f"   {match[1] or match[2]}", flush=True)
-        if self.status == "passed" and self.digest:
+        self.kill()
+        if self.status == "passed" and self.digest and self.read_inputs() == self.digest:
             PASSED.mkdir(parents=True, exist_ok=True)
-            (PASSED / self.target).write_text(self.digest)
+            self.record.write_text(self.digest)
 
-    def stop(self) -> None:
-        """End the target and the processes that it started, if it still runs: first as they want to, then at once."""
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal to the target and to all that it started and left running."""
         assert self.process is not None
-        for number, patience in ((signal.SIGTERM, PATIENCE), (signal.SIGKILL, None)):
-            if self.process.poll() is None:
-                os.killpg(self.process.pid, number)
-                with suppress(subprocess.TimeoutExpired):
-                    self.process.wait(patience)
-        self.seconds += time.monotonic()
-        self.status = "ended"
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
 
 
 # The quickest first, so that a plain error ends the run soon.
@@ -158,18 +172,36 @@ def run(steps: list[Step]) -> Step | None:
     return None
 
 
+def stop(steps: list[Step]) -> None:
+    """End steps that still run: first as they want to, then at once. No signal interrupts that."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    for step in steps:
+        step.kill(signal.SIGTERM)
+    end = time.monotonic() + PATIENCE
+    for step in steps:
+        assert step.process is not None
+        with suppress(subprocess.TimeoutExpired):
+            step.process.wait(max(0.0, end - time.monotonic()))
+        step.kill()
+        step.seconds += time.monotonic()
+        step.status = "ended"
+
+
 def main() -> None:
     """Run all steps, and print how long each took."""
     LOGS.mkdir(parents=True, exist_ok=True)
+    for stream in (sys.stdout, sys.stderr):
+        assert isinstance(stream, io.TextIOWrapper)
+        stream.reconfigure(errors="replace")
     for number in SIGNALS:
-        signal.signal(number, lambda *_: sys.exit(1))
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, lambda *_: sys.exit(1))
     start = time.monotonic()
     try:
         failed = run(list(STEPS))
     finally:
-        for step in STEPS:
-            if step.process is not None and not step.status:
-                step.stop()
+        stop([step for step in STEPS if step.process is not None and not step.status])
     print(f"\n{'step':14} {'seconds':>7}")
     for step in STEPS:
         print(f"{step.target:14} {step.seconds:7.0f} {step.status}")

@@ -10,7 +10,9 @@ import threading
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, Final
 
+import grpc
 import httpx
 import numpy as np
 import pytest
@@ -31,7 +33,15 @@ from tests.conftest import app, serving
 from tests.helpers import wire
 from tests.helpers.backends import BACKENDS
 from tests.helpers.devices import missing_gpu
+from tests.helpers.messages import request
+from tests.helpers.oip import INFER
+from tests.helpers.rpc import remote
 from tests.helpers.waiting import TIMEOUT, until
+from tests.test_compare_calls import RAGGED, VARLEN
+from tests.test_engines_wire import as_json
+
+# A request that asks for a cluster.
+FOR_RAY: Final = {"input": [[1]], "backend": "ray"}
 
 
 def do_nothing() -> None:
@@ -103,12 +113,50 @@ def test_without_torch_auto_is_numpy_and_the_setting_torch_is_an_error(workers: 
 
 
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
-def test_a_request_for_ray_without_ray_names_the_extra(client: httpx.Client) -> None:
-    response = client.post("/attention", json={"input": [[1]], "backend": "ray"})
+def test_a_request_for_ray_without_ray_names_the_extra() -> None:
+    with serving(app(ray_address="10.0.0.5:6379")) as client:
+        response = client.post("/attention", json=FOR_RAY)
     assert (response.status_code, response.json()["code"]) == (422, "unknown_backend")
     (fault,) = response.json()["errors"]
     assert (fault["pointer"], fault["got"]) == ("/backend", "ray without ray")
     assert fault["hint"] == "install attention-service[ray] where the service runs"
+
+
+# Requests that ask for ray, by the paths of the operations that compute with the backend of a request.
+ASKING = {
+    "attention": ("/attention", FOR_RAY),
+    "a call": ("/attention", {"call": VARLEN, "arguments": as_json(RAGGED), "backend": "ray"}),
+    "the inference protocol": (INFER, {
+        "inputs": [{"name": "input", "datatype": "FP64", "shape": [1, 1], "data": [1]}],
+        "parameters": {"backend": "ray"},
+    }),
+}  # fmt: skip
+SETTINGS = "ATTENTION_RAY_ADDRESS or ATTENTION_BACKEND=ray"
+
+
+@pytest.mark.parametrize(("path", "body"), ASKING.values(), ids=ASKING)
+def test_ray_is_refused_unless_a_setting_names_it(client: httpx.Client, path: str, body: dict[str, Any]) -> None:
+    response = client.post(path, json=body)
+    assert response.status_code == 422
+    assert "/backend" in response.text
+    assert f"{SETTINGS} must be set where the service runs" in response.text
+
+
+def test_ray_is_refused_over_grpc() -> None:
+    with remote() as server, pytest.raises(grpc.RpcError, match=SETTINGS) as error:
+        server.infer(request({"input": np.eye(2)}, {"backend": "ray"}))
+    assert error.value.code().name == "INVALID_ARGUMENT"
+
+
+@pytest.mark.parametrize("path", ["/attention/compare", "/attention/heatmap"])
+def test_comparisons_and_heatmaps_need_no_ray(client: httpx.Client, path: str) -> None:
+    assert client.post(path, json=FOR_RAY).status_code == 200
+
+
+def test_a_refused_backend_is_not_waited_for() -> None:
+    """So that a small request which names it is answered inline, without a slot."""
+    assert not Backends(ray_address=None).may_wait("ray", "auto")
+    assert Backends().may_wait("ray", "auto")
 
 
 @pytest.mark.torch

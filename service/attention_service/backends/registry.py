@@ -27,14 +27,17 @@ class Backends:
     preferred: the backend for requests that ask for `auto`. If it is `auto` itself, the backend that sees a GPU is
     taken, else NumPy.
     threads: that each backend computes with; None leaves the threads of the process as they are
-    ray_address: of the cluster that the backend ray computes on; "" for one that it starts on this machine
+    ray_address: of the cluster that the backend ray computes on; "" for one that it starts here; None to refuse
+    that backend
 
     Errors: UnknownBackend.
     """
 
-    def __init__(self, preferred: spec.Backend = "numpy", threads: int | None = None, ray_address: str = "") -> None:
+    def __init__(
+        self, preferred: spec.Backend = "numpy", threads: int | None = None, ray_address: str | None = ""
+    ) -> None:
         self._threads = threads
-        self._options: dict[spec.Backend, dict[str, str]] = {"ray": {"address": ray_address}}
+        self._ray_address = ray_address
         self._made: dict[spec.Backend, Backend] = {}
         self.preferred = preferred
         if preferred == "auto":
@@ -52,7 +55,7 @@ class Backends:
     def may_wait(self, name: str, device: str) -> bool:
         """True if choosing a backend, or an estimate by it, can take seconds. Names may be those of no backend."""
         chosen = self._resolve(name, device)
-        if chosen not in BACKENDS:
+        if chosen not in BACKENDS or self._refuses(chosen):
             return False
         module, kind = BACKENDS[chosen]
         loaded = sys.modules.get(module)
@@ -64,13 +67,20 @@ class Backends:
             found = CUDA if device.startswith("cuda") else self.preferred
         return found
 
+    def _refuses(self, name: spec.Backend) -> bool:
+        return name == "ray" and self._ray_address is None
+
     @property
     def lost(self) -> bool:
         """True once this process can no longer use a device of a backend."""
         return any(backend.lost for backend in self._made.values())
 
     def _make(self, name: spec.Backend) -> Backend:
+        if self._refuses(name):
+            hint = "ATTENTION_RAY_ADDRESS or ATTENTION_BACKEND=ray must be set where the service runs"
+            raise UnknownBackend.at("/backend", "a backend that the settings of the service allow", name, hint)
         module, kind = BACKENDS[name]
+        options = {"address": self._ray_address} if name == "ray" else {}
         try:
             found: type[Backend] = getattr(import_module(module), kind)
         except ModuleNotFoundError as error:
@@ -79,4 +89,4 @@ class Backends:
             hint = f"install attention-service[{name}] where the service runs"
             missing = f"{name} without {error.name}"
             raise UnknownBackend.at("/backend", "a backend that is installed", missing, hint) from None
-        return self._made.setdefault(name, found(self._threads, **self._options.get(name, {})))
+        return self._made.setdefault(name, found(self._threads, **options))

@@ -285,8 +285,8 @@ def attend(
         dtype: Type that arrays are cast to and results are returned in. float16 and bfloat16 are computed in float32.
             Default: the widest type among the typed arrays of query, key, value, input, context and past; float64 for
             lists. One of float64, float32, float16, bfloat16.
-        backend: auto is the backend of the service (ATTENTION_BACKEND), or torch if the device is CUDA. One of auto,
-            numpy, torch, ray.
+        backend: auto is the backend of the service (ATTENTION_BACKEND), or torch if the device is CUDA. A service
+            computes with ray only if its settings say so. One of auto, numpy, torch, ray.
         device: auto, cpu, cuda or cuda:N. cuda needs the backend torch; with torch, auto is a GPU if any.
         grad_output: The gradient of a loss with respect to output, in its shape: what gradients are computed from.
             Default: zeros.

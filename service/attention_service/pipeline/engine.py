@@ -45,7 +45,7 @@ class Engine:
         self.chunk_lock = asyncio.Lock()
         self.stopping = False
         self.new_timings: Callable[[], Timings] = Timings
-        self._backends = Backends(settings.backend, settings.compute_threads, settings.ray_address)
+        self._backends = Backends(settings.backend, settings.compute_threads, settings.cluster)
         if settings.backend == "auto" and self._backends.preferred == "numpy":
             logger.warning("ATTENTION_BACKEND=auto: torch is not there, or sees no GPU; NumPy computes")
         self.attention = AttentionOperation(self._backends)

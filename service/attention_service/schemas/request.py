@@ -287,7 +287,8 @@ class AttentionRequest(Closed):
     """Type that arrays are cast to and results are returned in. float16 and bfloat16 are computed in float32. Default:
     the widest type among the typed arrays of query, key, value, input, context and past; float64 for lists."""
     backend: spec.Backend | None = "auto"
-    """auto is the backend of the service (ATTENTION_BACKEND), or torch if the device is CUDA."""
+    """auto is the backend of the service (ATTENTION_BACKEND), or torch if the device is CUDA. A service computes with
+    ray only if its settings say so."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$")] | None = "auto"
     """auto, cpu, cuda or cuda:N. cuda needs the backend torch; with torch, auto is a GPU if any."""
     grad_output: Matrix | None = None

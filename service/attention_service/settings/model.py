@@ -208,8 +208,8 @@ class Settings(BaseSettings):
     ray_address: str = Field(
         "",
         description="Address of the Ray cluster that the backend ray computes on, like 10.0.0.5:6379. Without one, the "
-        "service starts Ray on its own machine, one cluster for all workers if ATTENTION_BACKEND is ray "
-        "(docs/scaling.md).",
+        "service starts a cluster on its own machine if ATTENTION_BACKEND is ray, and else refuses requests that ask "
+        "for ray (docs/scaling.md).",
     )
     inline_flops: int = Field(
         5_000_000,
@@ -269,6 +269,11 @@ class Settings(BaseSettings):
     def compute_threads(self) -> int:
         """Threads of one worker that compute: `threads`, or an equal share of the processors for 0."""
         return self.threads or max(1, cpu_count() // self.workers)
+
+    @property
+    def cluster(self) -> str | None:
+        """Address of the Ray cluster that requests may use: "" for one that the service starts, None for none."""
+        return self.ray_address or ("" if self.backend == "ray" else None)
 
 
 def unknown_variables(environment: Iterable[str]) -> list[str]:

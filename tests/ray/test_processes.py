@@ -1,4 +1,4 @@
-"""Several workers of a service share one cluster, which ends with the service."""
+"""A cluster that the settings ask for: one for all workers, on loopback addresses, which ends with the service."""
 
 from __future__ import annotations
 
@@ -6,17 +6,23 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from ipaddress import ip_address
 
 import httpx
 import psutil
+import ray
+from ray.cluster_utils import Cluster
 
 from tests.conftest import CLIENT_TIMEOUT
 from tests.helpers.waiting import until
 from tests.helpers.wire import SAFETENSORS, write
 from tests.ray.peak import long
-from tests.test_lifecycle import Process, served
+from tests.test_lifecycle import WORKERS, Process, served
 
-BODY = write({**long(2**12).sources, "layout": "hld", "include": []}, SAFETENSORS)
+FIELDS = {**long(2**12).sources, "layout": "hld", "include": []}
+BODY = write(FIELDS, SAFETENSORS)
+# Seconds of a drain. Ray's own handler of SIGTERM would abort the process after three.
+DRAIN = 5
 
 
 def children(server: Process, word: str = "") -> list[psutil.Process]:
@@ -33,11 +39,25 @@ def workers(server: Process) -> set[int]:
     return {process.pid for process in children(server, "spawn_main")}
 
 
+def open_ports(server: Process) -> set[tuple[str, int]]:
+    """The addresses and ports at which the processes of a service listen, without those of its clients."""
+    return {
+        (port.laddr.ip.removeprefix("::ffff:"), port.laddr.port)
+        for process in [psutil.Process(server.process.pid), *children(server)]
+        for port in process.net_connections("inet")
+        if port.status in (psutil.CONN_LISTEN, psutil.CONN_NONE)  # of TCP, and of UDP
+    }
+
+
+def post(server: Process, body: bytes) -> httpx.Response:
+    url = f"http://127.0.0.1:{server.port('vicorn running on')}/attention"
+    return httpx.post(url, content=body, headers={"Content-Type": SAFETENSORS}, timeout=CLIENT_TIMEOUT)
+
+
 def ask(server: Process) -> None:
     """Have each worker, most likely, compute on the cluster."""
-    url = f"http://127.0.0.1:{server.port('vicorn running on')}/attention"
     for _ in range(8):
-        response = httpx.post(url, content=BODY, headers={"Content-Type": SAFETENSORS}, timeout=CLIENT_TIMEOUT)
+        response = post(server, BODY)
         assert response.status_code == 200, response.text
 
 
@@ -47,10 +67,20 @@ def is_ready(server: Process) -> bool:
     return all(httpx.get(url).status_code == 200 for _ in range(8))
 
 
+def end_while_a_client_is_connected(server: Process) -> None:
+    """Send SIGTERM, and assert that each worker drains to the end, without a word of Ray."""
+    count = sum("startup complete" in line for line in server.log)
+    with httpx.Client() as kept:
+        kept.get(f"http://127.0.0.1:{server.port('vicorn running on')}/health/live")
+        assert server.end(signal.SIGTERM) == 0
+    assert sum("Finished server process" in line for line in server.log) == count
+    assert not any("SIGTERM received at" in line or "Traceback" in line for line in server.log), "".join(server.log)
+
+
 @contextmanager
-def serving() -> Iterator[tuple[Process, list[psutil.Process]]]:
-    """A service of two workers, and all its processes; none of them may be left."""
-    with served(workers=2, backend="ray") as server:
+def serving(workers: int = 2, **settings: object) -> Iterator[tuple[Process, list[psutil.Process]]]:
+    """A service that starts a cluster, and all its processes; none of them may be left."""
+    with served(workers=workers, backend="ray", **settings) as server:
         until(lambda: is_ready(server))
         ask(server)
         assert len(children(server, "gcs_server")) == len(children(server, "raylet/raylet")) == 1
@@ -73,3 +103,39 @@ def test_a_killed_worker_is_replaced_and_the_cluster_stays() -> None:
         assert children(server, "gcs_server") == [cluster]
         found += children(server)
         assert server.end(signal.SIGTERM) == 0
+
+
+def test_a_request_starts_no_cluster_that_the_settings_do_not_name() -> None:
+    with served() as server:
+        before = open_ports(server)
+        answer = post(server, write(FIELDS | {"backend": "ray"}, SAFETENSORS))
+        assert (answer.status_code, answer.json()["code"]) == (422, "unknown_backend")
+        assert "ATTENTION_RAY_ADDRESS or ATTENTION_BACKEND=ray must be set" in answer.json()["detail"]
+        assert (open_ports(server), children(server)) == (before, [])
+        assert server.end(signal.SIGTERM) == 0
+
+
+@WORKERS
+def test_all_ports_of_a_cluster_that_the_service_starts_are_on_loopback_addresses(workers: int) -> None:
+    with serving(workers, drain=DRAIN) as (server, _):
+        ports = open_ports(server)
+        assert len(ports) > workers
+        assert {address for address, _ in ports if not ip_address(address).is_loopback} == set()
+        end_while_a_client_is_connected(server)
+
+
+@WORKERS
+def test_a_service_that_joined_a_cluster_ends_without_it(cluster: Cluster, workers: int) -> None:
+    with served(workers=workers, backend="ray", ray_address=cluster.address, drain=DRAIN) as server:
+        until(lambda: is_ready(server))
+        ask(server)
+        end_while_a_client_is_connected(server)
+    assert ray.cluster_resources()["CPU"] == 2
+
+
+def test_sigterm_while_a_cluster_starts_ends_the_service_and_the_cluster() -> None:
+    with served(backend="ray") as server:
+        until(lambda: children(server, "gcs_server"))
+        found = children(server)
+        assert server.end(signal.SIGTERM) == 0
+    until(lambda: not [one for one in found if one.is_running() and one.status() != psutil.STATUS_ZOMBIE])

@@ -19,8 +19,10 @@ Chunk = bytes | memoryview
 MAX_CHUNK: Final = 2**20
 # Memory that encoding takes beside the answer, whatever its size: chunks on their way from step to step.
 ENCODE_BYTES: Final = 2**23
-# Bytes of a chunk that is worth sending by itself.
+# Bytes of a chunk that is worth sending by itself, and chunks that are joined at most: files of an archive take some
+# ten microseconds each.
 WORTH_SENDING: Final = 2**19
+MOST_JOINED: Final = 2**8
 
 
 class Encoded(NamedTuple):
@@ -76,14 +78,15 @@ def measured(make: Callable[[], Iterator[Chunk]]) -> tuple[Iterator[Chunk], int]
 def coalesce(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
     """The same bytes in fewer chunks, made as they are asked for.
 
-    Neighbours are joined, and so copied, until they have WORTH_SENDING bytes, unless the next would make them longer
-    than MAX_CHUNK. So a large chunk may be joined with small ones before it, and a result may be small. A chunk that is
-    longer by itself passes as it is. No chunks give none.
+    Up to MOST_JOINED neighbours are joined, and so copied, until they have WORTH_SENDING bytes, unless the next would
+    make them longer than MAX_CHUNK. So a large chunk may be joined with small ones before it, and a result may be
+    small. A chunk that is longer by itself passes as it is. No chunks give none.
     """
     waiting: list[Chunk] = []
     length = 0
     for chunk in chunks:
-        if waiting and (length >= WORTH_SENDING or length + len(chunk) > MAX_CHUNK):
+        is_full = length >= WORTH_SENDING or len(waiting) >= MOST_JOINED
+        if waiting and (is_full or length + len(chunk) > MAX_CHUNK):
             yield _joined(waiting)
             waiting, length = [], 0
         waiting.append(chunk)

@@ -34,7 +34,7 @@ from attention_service.codecs.named_tensors import (
     split_answer,
     whole_words,
 )
-from attention_service.codecs.shapes import MAX_RANK, shape_of
+from attention_service.codecs.shapes import BESIDE_0, MAX_RANK, shape_of
 from attention_service.errors import (
     BodyTooLarge,
     FieldConflict,
@@ -241,7 +241,7 @@ def _parse(content: memoryview, name: str) -> _NpyFile:
         hint = BY_SAFETENSORS if name != REQUEST and dtype.kind == "V" and dtype.itemsize == 2 else ""
         raise InvalidTensors.at("", f"{quote(name)} to be of {expected}", quote(dtype.str), hint)
     if shape_of(shape) is None:
-        raise InvalidTensors.at("", f"at most {MAX_RANK} axes of {quote(name)}", quote(str(shape)))
+        raise InvalidTensors.at("", f"at most {MAX_RANK} axes of {quote(name)}{BESIDE_0}", quote(str(shape)))
     data = content[start.tell() :]
     needed = math.prod(shape) * dtype.itemsize
     if len(data) != needed:

@@ -8,8 +8,11 @@ from typing import Any, Final
 import numpy as np
 
 MAX_RANK: Final = 8
-# An axis of length 0 leaves room for any other, but NumPy multiplies the lengths of the others all the same.
-MAX_ELEMENTS: Final = 2**59
+# Elements that an array would have without its axes of length 0: results may have the same axes, and a list of JSON is
+# written for each.
+MAX_BESIDE_0: Final = 2**24
+# What `shape_of` takes besides, for errors.
+BESIDE_0: Final = f", with a product of at most {MAX_BESIDE_0} beside a 0"
 
 
 def shape_of(given: Any) -> tuple[int, ...] | None:
@@ -19,6 +22,6 @@ def shape_of(given: Any) -> tuple[int, ...] | None:
     lengths = given.tolist() if isinstance(given, np.ndarray) else given
     if not all(type(length) is int and length >= 0 for length in lengths):
         return None
-    if 0 in lengths and math.prod(length for length in lengths if length) > MAX_ELEMENTS:
+    if 0 in lengths and math.prod(length for length in lengths if length) > MAX_BESIDE_0:
         return None
     return tuple(lengths)

@@ -12,7 +12,7 @@ import orjson
 
 from attention_service.codecs.chunks import MAX_CHUNK, Chunk, array_chunks
 from attention_service.codecs.element_types import JSON_TYPES
-from attention_service.codecs.shapes import MAX_RANK, shape_of
+from attention_service.codecs.shapes import BESIDE_0, MAX_RANK, shape_of
 from attention_service.errors import InvalidArray, InvalidValue, quote, shape
 
 NAMES: Final = {dtype: name for name, dtype in JSON_TYPES.items()}
@@ -25,7 +25,7 @@ def decode(fields: dict[str, Any], pointer: str) -> np.ndarray:
     """The array that a typed array describes, read-only. Errors: InvalidValue, InvalidArray."""
     name, lengths, data = fields["dtype"], shape_of(fields["shape"]), fields["data"]
     if lengths is None:
-        raise InvalidValue.of(f"{pointer}/shape", f"at most {MAX_RANK} lengths of axes", fields["shape"])
+        raise InvalidValue.of(f"{pointer}/shape", f"at most {MAX_RANK} lengths of axes{BESIDE_0}", fields["shape"])
     if not isinstance(name, str) or name not in JSON_TYPES:
         raise InvalidValue.of(f"{pointer}/dtype", f"one of {', '.join(JSON_TYPES)}", name)
     if not isinstance(data, str):

@@ -6,6 +6,7 @@ blocks the event loop nor needs memory for the whole text: it aborts the process
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,6 +16,7 @@ import orjson
 
 from attention_service.codecs import typed_arrays
 from attention_service.codecs.chunks import Chunk, contiguous
+from attention_service.codecs.json.limits import list_count
 
 # Numbers and characters that orjson gets at once: about a millisecond of work, and less than a chunk of text, as a
 # number takes at most 24 bytes and its brackets and comma 7.
@@ -81,8 +83,13 @@ def is_small(answer: Mapping[str, Any]) -> bool:
     """True if orjson may get an answer at once. Its metadata is always small."""
     cost = 0
     for name, value in answer.items():
-        cost += value.size if isinstance(value, np.ndarray) else 0 if name == "metadata" else _cost(value)
+        cost += 0 if name == "metadata" else _cost(value)
     return cost <= AT_ONCE
+
+
+def written_items(shape: tuple[int, ...]) -> int:
+    """The numbers or the inner lists that an array of this shape is written as, whichever are more, at least 1."""
+    return max(math.prod(shape), list_count(shape) - 1, 1)
 
 
 def longest(array: np.ndarray) -> int:
@@ -91,11 +98,11 @@ def longest(array: np.ndarray) -> int:
 
 
 def _cost(value: Any) -> int:
-    """The number of numbers and characters in a value, roughly; counting stops above `AT_ONCE`."""
+    """The number of numbers, lists and characters in a value, roughly; counting stops above `AT_ONCE`."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, np.ndarray):
-        return value.size
+        return written_items(value.shape)
     if isinstance(value, PIECEWISE):
         return AT_ONCE + 1
     if not isinstance(value, CONTAINERS):
@@ -113,7 +120,7 @@ def _cost(value: Any) -> int:
 
 def _array(array: np.ndarray) -> Iterator[Chunk]:
     """A large array as nested lists, a few rows at a time."""
-    step = AT_ONCE // array[0].size
+    step = AT_ONCE // written_items(array.shape[1:])
     if step:
         return _joined([_inside(array[start : start + step])] for start in range(0, len(array), step))
     return _joined(map(chunks, array))

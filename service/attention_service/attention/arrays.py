@@ -19,8 +19,12 @@ FLOATS: Final[dict[str, np.dtype]] = {
     "bfloat16": BFLOAT16,
 }
 _FLOATS: Final = frozenset(FLOATS.values())
+# Numbers of batch entries that are looked at together, if they must be copied for it.
+TOGETHER: Final = 2**16
 # The smallest normal numbers; bfloat16 has the exponents of float32.
 _TINY: Final = {dtype: float(np.finfo(np.float32 if dtype == BFLOAT16 else dtype).tiny) for dtype in _FLOATS}
+# Batch entries, heads, and sequences of a call, at most.
+MAX_COUNT: Final = 2**20
 MAX_INTEGER: Final = np.iinfo(np.int64).max
 WIDER: Final = {"float16": "float32", "bfloat16": "float32", "float32": "float64"}
 
@@ -93,11 +97,20 @@ def norms(array: np.ndarray, batch_axis: int | None = None) -> list[float]:
     if batch_axis is None:
         return [norm(array)]
     entries = array if batch_axis == 0 else np.moveaxis(array, batch_axis, 0)
-    if array.dtype.itemsize >= 4 and entries.flags.c_contiguous:
-        flat = entries.reshape(len(entries), -1)
-        lost = lost_to_underflow(array.dtype, flat.shape[1])
-        return [math.sqrt(square + lost) for square in np.vecdot(flat, flat).tolist()]
-    return [norm(entry) for entry in entries]
+    size = math.prod(entries.shape[1:])
+    if size > TOGETHER and not entries.flags.c_contiguous:
+        return [norm(entry) for entry in entries]
+    step = max(len(entries), 1) if entries.flags.c_contiguous else TOGETHER // max(size, 1)
+    found: list[float] = []
+    for start in range(0, len(entries), step):
+        flat = np.ascontiguousarray(entries[start : start + step])
+        flat = flat.reshape(len(flat), size)
+        if array.dtype.itemsize >= 4:
+            lost = lost_to_underflow(array.dtype, size)
+            found += [math.sqrt(square + lost) for square in np.vecdot(flat, flat).tolist()]
+        else:
+            found += (math.sqrt(size) * _largest(flat, axis=1).astype(np.float64)).tolist()
+    return found
 
 
 def norm(array: np.ndarray) -> float:
@@ -109,11 +122,17 @@ def norm(array: np.ndarray) -> float:
     if array.dtype.itemsize >= 4:
         flat = array if array.flags.c_contiguous else array.ravel(order="K")  # no copy of what came as its transpose
         return math.sqrt(float(np.vdot(flat, flat)) + lost_to_underflow(array.dtype, array.size))
-    if array.size == 0:
-        return 0.0
-    # The largest magnitude by its bits, which are ordered as the numbers are: NumPy has no fast comparison of halves.
-    bits = max(int(array.view(np.int16).max()), int(array.view(np.uint16).max()) & 0x7FFF)
-    return math.sqrt(array.size) * float(np.array(bits, np.uint16).view(array.dtype))
+    return math.sqrt(array.size) * float(_largest(array))
+
+
+def _largest(array: np.ndarray, axis: int | None = None) -> np.ndarray:
+    """The largest magnitude in an array of halves, or along an axis, in its type; 0 for none.
+
+    By bits, which are ordered as the numbers are: NumPy has no fast comparison of halves.
+    """
+    positive = array.view(np.int16).max(axis=axis, initial=0).astype(np.uint16)
+    bits = np.maximum(positive, array.view(np.uint16).max(axis=axis, initial=0) & np.uint16(0x7FFF))
+    return np.asarray(bits).view(array.dtype)
 
 
 def lost_to_underflow(dtype: np.dtype, count: int) -> float:

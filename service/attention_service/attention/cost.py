@@ -24,6 +24,8 @@ from attention_service.attention.tiles import Tiling, backward_tiling, block_col
 INDEX: Final = 8
 # Bytes for each index of gathered keys: sorted, as loaded, and as positions that are compared.
 GATHERED: Final = 24
+# Bytes of the bounds on the numbers of each batch entry.
+ENTRY: Final = 128
 # Memory of a request beside large arrays.
 SMALL: Final = 2**18
 
@@ -75,7 +77,7 @@ def peak_bytes(plan: Plan, working: int, copied: int | None = None) -> int:
     finished = outputs + returned + kept + changed + mapped + gating
     if copied is None:  # all of query, key and value
         copied = sum({role.field: size for role, size, *_ in _inputs(plan)}.values()) * plan.dtype.itemsize
-    return copied + max(loading, computed, finished)
+    return copied + ENTRY * sizes.batch_size + max(loading, computed, finished)
 
 
 def copied_bytes(plan: Plan, spec: AttentionSpec) -> int:

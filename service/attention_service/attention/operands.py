@@ -106,6 +106,6 @@ def make_operands(spec: AttentionSpec, plan: Plan, sources: Mapping[str, np.ndar
 
 def _finite(*arrays: np.ndarray | None) -> np.ndarray:
     """For each entry of the first axis, True if its numbers in all arrays are finite."""
-    by_array = [[np.isfinite(entry).all() for entry in array] for array in arrays if array is not None]
+    by_array = [np.isfinite(array).all(axis=tuple(range(1, array.ndim))) for array in arrays if array is not None]
     found: np.ndarray = np.all(by_array, axis=0)
     return found

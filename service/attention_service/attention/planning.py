@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from attention_service.attention.arrays import FLOATS, cast, compute_dtype, per_head, wider, widest
+from attention_service.attention.arrays import FLOATS, MAX_COUNT, cast, compute_dtype, per_head, wider, widest
 from attention_service.attention.gradients import make_gradients
 from attention_service.attention.outputs import make_selection
 from attention_service.attention.plan import Notice, Plan
@@ -30,6 +30,7 @@ def make_plan(spec: AttentionSpec) -> Plan:
     dtype = _dtype(spec, given)
     roles = resolve_roles(spec, given, layout, dtype)
     computing, sizes, past = compute_dtype(dtype), roles.sizes, roles.past_length
+    _check_counts(sizes, f"/{roles.query.field}")
     single_query = given["query"][1].ndim == 1
     axes = score_axes(layout, sizes.num_heads, single_query=single_query)
     frame = Frame(axes, sizes, past, computing)
@@ -58,6 +59,13 @@ def make_plan(spec: AttentionSpec) -> Plan:
         single_query=single_query,
         notices=_notices(spec),
     )
+
+
+def _check_counts(sizes: Sizes, pointer: str) -> None:
+    """Refuse more batch entries or heads than anybody sends: there are loops over them. Errors: ShapeMismatch."""
+    for name, count in (("batch entries", sizes.batch_size), ("heads", max(sizes.num_heads, sizes.num_kv_heads))):
+        if count > MAX_COUNT:
+            raise ShapeMismatch.at(pointer, f"at most {MAX_COUNT} {name}", str(count))
 
 
 def dtype_of(spec: AttentionSpec) -> np.dtype:

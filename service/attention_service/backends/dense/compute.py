@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import chain
 from typing import Final
@@ -95,7 +96,7 @@ def compute_tiles(
     Entries whose numbers require different steps never share a tile. chosen: (b,), True for those that are computed;
     None for all; rows: of a softmax that was computed before: only its weights are computed, for the buffers
     """
-    paths = choose_paths(plan, lib, loaded)
+    paths = choose_paths(plan, lib, loaded, check)
     if chosen is not None:
         paths = [(slice(i, i + 1), path) for part, path in paths for i in range(part.start, part.stop) if chosen[i]]
     work = TileWork(plan, lib, loaded, paths, head_outputs, buffers, check, rows)
@@ -131,7 +132,7 @@ class TileWork:
             query = scaled if path.scales_query else None
             found = TileComputation(plan, lib, loaded, path, query, head_outputs, buffers, check, rows)
             self._computations[path] = found
-        self._of_entry = {i: self._computations[path] for part, path in paths for i in range(part.start, part.stop)}
+        self._starts = [part.start for part, _ in paths]
 
     def cut(self) -> Iterator[Tile]:
         """The tiles."""
@@ -141,7 +142,8 @@ class TileWork:
         """Compute a tile. numbered: its number and itself"""
         number, tile = numbered
         with self.buffers.turn(number, tile):
-            return self._of_entry[tile.batch.start].run(tile)
+            _, path = self.paths[bisect_right(self._starts, tile.batch.start) - 1]
+            return self._computations[path].run(tile)
 
 
 def empty_outputs(plan: Plan, lib: ArrayLibrary, dtype: np.dtype) -> Array:

@@ -12,6 +12,7 @@ import numpy as np
 from attention_service.attention.arrays import lost_to_underflow
 from attention_service.attention.plan import Plan
 from attention_service.attention.score_term import Bound
+from attention_service.backends.base import Check
 from attention_service.backends.dense.library import Array, ArrayLibrary, largest_number
 from attention_service.backends.dense.operands import LoadedOperands
 
@@ -22,6 +23,8 @@ MAX_EXPONENT: Final = {np.dtype(np.float32): 40.0, np.dtype(np.float64): 300.0}
 MODERATE_SCALE: Final = (1e-6, 1e6)
 # A norm may exceed a bound that is as close in exact arithmetic by its rounding only.
 ROOM: Final = 2.0
+# Batch entries whose path is chosen before the deadline is checked again.
+UNCHECKED: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,9 @@ class Bounds(NamedTuple):
         return Bounds(*(bound if isinstance(bound, float) else float(bound.max()) for bound in self))
 
 
-def choose_paths(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands) -> list[tuple[slice, NumericPath]]:
+def choose_paths(
+    plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands, check: Check
+) -> list[tuple[slice, NumericPath]]:
     """The fastest numeric path that is safe for the numbers of each batch entry: consecutive entries with their path.
 
     An entry has the path that it would have alone, by bounds from its longest query and key. The norms that loading
@@ -81,7 +86,9 @@ def choose_paths(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands) -> list[
     paths = []
     good = np.full(every.stop, True) if finite else _have_finite_values(loaded)
     bounds = _close_bounds(plan, squares, loaded.value, xp)
-    for *numbers, is_finite in zip(*(bound.tolist() for bound in bounds), good.tolist(), strict=True):
+    for n, (*numbers, is_finite) in enumerate(zip(*(bound.tolist() for bound in bounds), good.tolist(), strict=True)):
+        if n % UNCHECKED == 0:
+            check()
         paths.append(_allowed(plan, lib, Bounds(*numbers), finite=is_finite))
     starts = [i for i, path in enumerate(paths) if i == 0 or path != paths[i - 1]]
     return [(slice(*part), paths[part[0]]) for part in pairwise([*starts, every.stop])]

@@ -159,7 +159,7 @@ test-deep: $(VENV)/.test install-torch ## thousands of examples for each propert
 	$(TORCH_BIN)/python -m pytest $(PARALLEL) -m "not slow" --hypothesis-profile deep tests/test_properties.py tests/test_json.py \
 		tests/test_binary_codecs.py tests/test_dtypes.py tests/test_batch_invariance.py
 	$(TORCH_BIN)/python -m pytest -m torch --hypothesis-profile deep tests/test_batch_invariance.py
-	ATTACK_CASES=5000 $(TORCH_BIN)/python -m pytest tests/attack/test_api.py
+	ATTACK_CASES=5000 $(TORCH_BIN)/python -m pytest tests/attack/test_api.py tests/attack/test_hostile_shapes.py
 	$(TORCH_BIN)/python -m tests.peers.deep
 	$(TORCH_BIN)/python -W ignore -m tests.deep_compare
 	$(BIN)/python -m tests.deep_engines

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import random
+import resource
 import socket
 import time
 from collections.abc import Iterable
@@ -26,6 +27,7 @@ from tests.helpers.wire import JSON, NPZ, SAFETENSORS, write
 MB = 2**20
 WRITE_TIMEOUT = 4.0
 LIMIT = 512
+CONNECTIONS = 10_000
 # The default; ATTACK_CASES sets more.
 REQUESTS = int(os.environ.get("ATTACK_CASES", "40"))
 
@@ -112,6 +114,23 @@ def test_shutdown_does_not_wait_for_clients_that_read_nothing() -> None:
         control.process.terminate()
         assert server.stop() == 0
         assert control.process.poll() is None, "stopped as late as with twenty times the grace"
+
+
+def test_ten_thousand_idle_connections_are_within_the_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert hard > CONNECTIONS + 100, "descriptors that this test needs"
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # for the server, too
+    try:
+        with live(memory_limit=f"{LIMIT}MiB", log_level="error") as server, ExitStack() as stack:
+            idle = server.running.resident()
+            server.running.forget_peak()
+            for _ in range(CONNECTIONS):
+                stack.enter_context(server.connect())
+            server.healthy()
+            print(f"peak {server.running.peak():.0f} MB of {LIMIT} + {idle:.0f}")
+            assert server.running.peak() <= (LIMIT + idle) * 1.1
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_incomplete_bodies_do_not_block_other_requests() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -49,6 +49,21 @@ class Decoded(NamedTuple):
         """Memory that the fields keep alive, in bytes: the whole body if an array is a view of it."""
         owners: dict[int, int] = {}
         return _nbytes(self.fields, owners) + sum(owners.values())
+
+    def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
+        """All arrays, each with the name that it has in the object that holds it."""
+        return _arrays("", self.fields)
+
+
+def _arrays(name: str, value: Any) -> Iterator[tuple[str, np.ndarray]]:
+    if isinstance(value, np.ndarray):
+        yield name, value
+    elif isinstance(value, dict):
+        for inner, item in value.items():
+            yield from _arrays(inner, item)
+    elif isinstance(value, list) and value and isinstance(value[0], dict | np.ndarray):
+        for item in value:
+            yield from _arrays(name, item)
 
 
 def _nbytes(value: Any, owners: dict[int, int]) -> int:

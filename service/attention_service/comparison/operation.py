@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final, NamedTuple
 
-from attention_service.backends.base import Backend, Check
+from attention_service.backends.base import Backend, Check, no_check
 from attention_service.codecs.chunks import Encoded, whole
 from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.calls.compare import CallComparison, compare_call
@@ -19,8 +19,8 @@ from attention_service.comparison.question import make_question
 from attention_service.comparison.report import make_report
 from attention_service.comparison.truth import Question, pool_of
 from attention_service.layers.layer import Layer
-from attention_service.pipeline.calls import in_arguments, is_call
-from attention_service.pipeline.operation import Cost, Operation
+from attention_service.pipeline.calls import in_arguments, is_call, preparing_call
+from attention_service.pipeline.operation import Cost, Operation, Preparing
 
 JSON: Final = "application/json"
 
@@ -39,13 +39,19 @@ class CompareOperation(Operation[Question | PreparedCallQuestion, str, Compariso
         self.encoders = {JSON: JSON}
         self._backend = backend
 
-    def prepare(self, decoded: Decoded, layer: Layer | None = None) -> Question | PreparedCallQuestion:
+    def preparing(self, decoded: Decoded) -> Preparing:
+        """What `prepare` costs."""
+        return preparing_call(decoded) if is_call(decoded) else super().preparing(decoded)
+
+    def prepare(
+        self, decoded: Decoded, layer: Layer | None = None, check: Check = no_check
+    ) -> Question | PreparedCallQuestion:
         """The question of the request, about arrays or about the call of another library."""
         if not is_call(decoded):
             return make_question(decoded, layer)
         asked = call_question(decoded)
         with in_arguments():
-            return PreparedCallQuestion(asked, call_bytes(asked, self._workers))
+            return PreparedCallQuestion(asked, call_bytes(asked, self._workers, check))
 
     @property
     def _workers(self) -> int:

@@ -3,24 +3,43 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 
 from attention_service.attention.arrays import cast, is_float
 from attention_service.engines.arguments import Arguments, options
 from attention_service.engines.call import RAGGED, Call, Fields, Form, window_of
-from attention_service.engines.tokens import Rows, Table, Tokens, numbers, paged, ragged, repeated, slots
+from attention_service.engines.tokens import (
+    Rows,
+    Table,
+    Tokens,
+    check_sequences,
+    numbers,
+    paged,
+    ragged,
+    repeated,
+    slots,
+)
 from attention_service.errors import FieldConflict, InvalidValue, MissingField, ShapeMismatch, shape
 
 # Sequences that leading axes are broadcast to, at most, unless an argument has as many.
 MOST: Final = 2**16
+# The arguments whose leading axes are broadcast.
+ARRAYS: Final = ("query", "key", "value")
+
+
+def sequence_count(arrays: Sequence[Any]) -> int:
+    """At least the number of sequences that the leading axes of these arrays are broadcast to."""
+    counts = [math.prod(array.shape[:-3]) for array in arrays if isinstance(array, np.ndarray)]
+    most: int = max([min(math.prod(counts), MOST), *counts])
+    return most
 
 
 def sdpa(given: Arguments) -> Call:
     """scaled_dot_product_attention. Leading axes and heads are broadcast, as its matrix products do it."""
-    arrays = {name: given.array(name) for name in ("query", "key", "value")}
+    arrays = {name: given.array(name) for name in ARRAYS}
     scored, lead = _leading(arrays, is_grouped=given.flag("enable_gqa"))
     query, key, value = (_tokens(name, array, lead[:-1]) for name, array in arrays.items())
     heads, q, k = lead[-1] if lead else 1, arrays["query"].shape[-2], arrays["key"].shape[-2]
@@ -60,6 +79,7 @@ def _leading(arrays: Mapping[str, np.ndarray], *, is_grouped: bool) -> tuple[tup
     scored = _broadcast("key", leads["query"], leads["key"], is_grouped=is_grouped)
     lead = _broadcast("value", scored, leads["value"], is_grouped=is_grouped)
     sequences = math.prod(lead[:-1])
+    check_sequences("query", sequences)
     if sequences > max(MOST, *(math.prod(array.shape[:-3]) for array in arrays.values())):
         raise ShapeMismatch.at("/query", f"at most {MOST} sequences where axes are broadcast", str(sequences))
     return scored, lead

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from attention_service.attention.arrays import FLOATS, cast, integers
+from attention_service.attention.arrays import FLOATS, MAX_COUNT, cast, integers
 from attention_service.errors import FieldConflict, InvalidArray, ShapeMismatch, shape
 
 # Types of numbers, and of codes, which a factor makes numbers of; int8 is one of these, too.
@@ -150,6 +150,14 @@ def numbers(name: str, array: np.ndarray, rank: int, axes: str) -> np.ndarray:
 def _check_head(name: str, array: np.ndarray) -> None:
     if 0 in array.shape[2:]:
         raise ShapeMismatch.of(f"/{name}", "at least one head and one feature", array)
+    if array.shape[2] > MAX_COUNT:
+        raise ShapeMismatch.of(f"/{name}", f"at most {MAX_COUNT} heads", array)
+
+
+def check_sequences(name: str, count: int) -> None:
+    """Refuse more sequences than anybody sends: there are loops over them. Errors: ShapeMismatch."""
+    if count > MAX_COUNT:
+        raise ShapeMismatch.at(f"/{name}", f"at most {MAX_COUNT} sequences", str(count))
 
 
 Named = tuple[str, np.ndarray]  # an argument by its name
@@ -161,6 +169,7 @@ def dense(name: str, array: np.ndarray, used: Named | None = None) -> Tokens:
     Errors: InvalidArray, ShapeMismatch.
     """
     b, length, *_ = numbers(name, array, 4, "b, l, h, d").shape
+    check_sequences(name, b)
     room = np.full(b, length, np.int64)
     lengths = room if used is None else counts(*used, room)
     return slots(name, array, Rows(b, length, np.arange(b), np.zeros(b, np.int64), lengths, room))
@@ -185,6 +194,7 @@ def boundaries(name: str, given: np.ndarray, total: int, what: str) -> tuple[np.
     bounds = whole(name, given, (len(given) if given.ndim == 1 else None,), "b + 1,")
     if not len(bounds):
         raise ShapeMismatch.of(f"/{name}", "(b + 1,)", given)
+    check_sequences(name, len(bounds) - 1)
     if bounds[0] != 0:
         raise InvalidArray.at(f"/{name}/0", "0, where the first sequence begins", str(bounds[0]))
     if (bad := np.flatnonzero((bounds < 0) | (bounds > total))).size:  # before differences, which may overflow
@@ -278,6 +288,7 @@ class Table:
     @classmethod
     def of_rows(cls, name: str, given: np.ndarray, lengths: Named, page: int, b: int) -> Table:
         """A table (b, max pages). lengths: tokens of each sequence, (b,). Errors: InvalidArray, ShapeMismatch."""
+        check_sequences(name, b)
         rows = whole(name, given, (b, None), "b, max pages")
         columns = rows.shape[1]
         used = counts(*lengths, np.full(b, columns * page))

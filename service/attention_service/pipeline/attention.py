@@ -13,7 +13,7 @@ from attention_service.attention.outputs import OUTPUTS
 from attention_service.attention.plan import Plan
 from attention_service.attention.result import Result
 from attention_service.attention.spec import SOURCES, AttentionSpec
-from attention_service.backends.base import Backend, Check, Program
+from attention_service.backends.base import Backend, Check, Program, no_check
 from attention_service.backends.registry import Backends
 from attention_service.codecs.base import Codec
 from attention_service.codecs.chunks import Encoded
@@ -74,7 +74,7 @@ class AttentionOperation(Operation[PreparedRequest, Codec, Result]):
         self._backends = backends
         self._kept: dict[Hashable, SharedPlan] = {}
 
-    def prepare(self, decoded: Decoded, layer: Layer | None = None) -> PreparedRequest:
+    def prepare(self, decoded: Decoded, layer: Layer | None = None, check: Check = no_check) -> PreparedRequest:
         """The request with a plan that was kept, or a new one."""
         key = _key(decoded)
         kept = None if key is None else (self._kept if layer is None else layer.plans).get(key)

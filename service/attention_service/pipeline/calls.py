@@ -15,7 +15,7 @@ from attention_service.attention.arrays import FLOATS
 from attention_service.attention.cost import copied_bytes
 from attention_service.attention.result import Metadata, Result
 from attention_service.attention.shapes import Sizes
-from attention_service.backends.base import Backend, Check
+from attention_service.backends.base import Backend, Check, no_check
 from attention_service.backends.registry import Backends
 from attention_service.codecs import typed_arrays
 from attention_service.codecs.base import Codec
@@ -24,12 +24,20 @@ from attention_service.codecs.decoded import Decoded
 from attention_service.codecs.table import CODECS
 from attention_service.codecs.typed_arrays import KEYS
 from attention_service.engines.call import MOST, Answer, Call, Fields, Merge
-from attention_service.engines.table import decode
-from attention_service.errors import FieldConflict, InvalidRequest, InvalidValue, MissingField, child, quote
+from attention_service.engines.table import decode, sequence_count
+from attention_service.errors import (
+    FieldConflict,
+    InvalidRequest,
+    InvalidValue,
+    MissingField,
+    ShapeMismatch,
+    child,
+    quote,
+)
 from attention_service.layers.layer import Layer
 from attention_service.pipeline.attention import AttentionOperation, PreparedRequest
 from attention_service.pipeline.merge import merge_cost
-from attention_service.pipeline.operation import Cost, Operation
+from attention_service.pipeline.operation import ARRAY_NUMBERS, Cost, Operation, Preparing
 from attention_service.pipeline.prepare import make_spec_and_plan
 from attention_service.schemas.request import CALL, AttentionRequest
 from attention_service.schemas.validate import validate
@@ -43,6 +51,13 @@ COPIES: Final = 3
 # Bytes of an array of weights beside its numbers, and of its name and place while it is encoded.
 ARRAY: Final = 200
 NAMED: Final = 1200
+# Bytes of a sequence: its lengths, and where its tokens are; and as how many numbers it counts.
+SEQUENCE: Final = 512
+SEQUENCE_NUMBERS: Final = 2**8
+# Bytes of a number in a table, a mask, a factor, or in what a function returned; the axes that tokens have at least.
+INDEX: Final = 24
+TOKENS: Final = 3
+RETURNED: Final = ("output", "logsumexp")
 JSON: Final = "application/json"
 
 
@@ -65,11 +80,11 @@ class PreparedCall(NamedTuple):
         encode = encoder.encode_bytes(results, self.decoded) + NAMED * arrays
         return Cost(
             flops=math.inf,
-            compute=self.largest + 2 * results,
+            compute=self.largest + 2 * results + SEQUENCE * len(self.call.query.lengths),
             results=2 * results,
             waits_for_gpu=self.backend.is_gpu(self.device),
             encode=encode,
-            encodes_inline=results < encoder.encode_inline and arrays <= MOST,
+            encodes_inline=results < encoder.encode_inline,
         )
 
     def _results(self, call: Call) -> int:
@@ -136,9 +151,17 @@ class AttentionOrCall(Operation[PreparedRequest | PreparedCall, Codec, Result]):
         self._attention = attention
         self._backends = backends
 
-    def prepare(self, decoded: Decoded, layer: Layer | None = None) -> PreparedRequest | PreparedCall:
+    def preparing(self, decoded: Decoded) -> Preparing:
+        """What `prepare` costs."""
+        return preparing_call(decoded) if is_call(decoded) else super().preparing(decoded)
+
+    def prepare(
+        self, decoded: Decoded, layer: Layer | None = None, check: Check = no_check
+    ) -> PreparedRequest | PreparedCall:
         """The request, or the call."""
-        return prepare_call(decoded, self._backends) if is_call(decoded) else self._attention.prepare(decoded, layer)
+        if is_call(decoded):
+            return prepare_call(decoded, self._backends, check)
+        return self._attention.prepare(decoded, layer)
 
     def is_planned(self, decoded: Decoded, layer: Layer | None) -> bool:
         """As of attention; no call is."""
@@ -173,8 +196,11 @@ class AttentionOrCall(Operation[PreparedRequest | PreparedCall, Codec, Result]):
         return self._attention.advice(request)
 
 
-def prepare_call(decoded: Decoded, backends: Backends) -> PreparedCall:
-    """The call of a request. Errors: InvalidRequest of every kind, with pointers into /arguments."""
+def prepare_call(decoded: Decoded, backends: Backends, check: Check = no_check) -> PreparedCall:
+    """The call of a request.
+
+    Errors: InvalidRequest of every kind, with pointers into /arguments, and what `check` raises.
+    """
     body = validate(AttentionRequest, decoded.fields)
     function, given, untyped = named_call(body, decoded, BESIDE)
     include = body.include if "include" in body.model_fields_set and body.include is not None else ()
@@ -188,7 +214,23 @@ def prepare_call(decoded: Decoded, backends: Backends) -> PreparedCall:
     weights = "attention_weights" in include
     with in_arguments():
         largest = largest_bytes(call, backend, device, weights=weights) if isinstance(call, Call) else 0
+    if weights and isinstance(call, Call) and len(call.query.lengths) > MOST:
+        expected = f"at most {MOST} sequences beside attention_weights, an array each"
+        raise ShapeMismatch.at("/include", expected, str(len(call.query.lengths)))
+    check()
     return PreparedCall(decoded, call, FLOATS[body.dtype or "float64"], weights, backend, device, largest)
+
+
+def preparing_call(decoded: Decoded) -> Preparing:
+    """What decoding a call costs: it looks at all arguments that are no tokens, and at each sequence."""
+    arguments = decoded.fields.get("arguments")
+    count = sequence_count(decoded.fields.get("call"), arguments) if isinstance(arguments, dict) else 0
+    numbers, memory = SEQUENCE_NUMBERS * count, SEQUENCE * count
+    for name, array in decoded.arrays():
+        numbers += ARRAY_NUMBERS + array.size
+        is_copied = array.ndim < TOKENS or "scale" in name or name in RETURNED
+        memory += INDEX * array.size * is_copied
+    return Preparing(numbers, memory)
 
 
 def named_call(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from attention_service.attention.result import Result
-from attention_service.backends.base import Check
+from attention_service.backends.base import Check, no_check
 from attention_service.codecs.base import Codec
 from attention_service.codecs.chunks import Encoded
 from attention_service.codecs.decoded import Decoded
@@ -15,13 +15,15 @@ from attention_service.codecs.table import CODECS
 from attention_service.engines.partial import State
 from attention_service.errors import UnknownField, quote
 from attention_service.layers.layer import Layer
-from attention_service.pipeline.operation import Cost, Operation
+from attention_service.pipeline.operation import ARRAY_NUMBERS, Cost, Operation, Preparing
 from attention_service.pipeline.parts import Parts, make_parts
 
 # Copies of an output and of all logsumexps in float64 while parts are added, and operations for each number.
 OUTPUTS: Final = 5
 SUMS: Final = 4
 STEPS: Final = 8
+# Operations that take as long as the steps of a part of few numbers: tens of microseconds.
+PART: Final = 2**18
 
 
 def merge_cost(states: Sequence[State], encoder: Codec, decoded: Decoded) -> Cost:
@@ -32,15 +34,23 @@ def merge_cost(states: Sequence[State], encoder: Codec, decoded: Decoded) -> Cos
     memory = 8 * (OUTPUTS * output.size + SUMS * rows * (count + 1))
     encode = encoder.encode_bytes(results, decoded)
     inline = results < encoder.encode_inline
-    return Cost(STEPS * output.size * count, memory, results, encode=encode, encodes_inline=inline)
+    flops = (STEPS * output.size + PART) * count
+    return Cost(flops, memory, results, encode=encode, encodes_inline=inline)
 
 
 class MergeOperation(Operation[Parts, Codec, Result]):
     """POST /attention/merge."""
 
     encoders = CODECS
+    cast_bytes = 1
 
-    def prepare(self, decoded: Decoded, layer: Layer | None = None) -> Parts:
+    def preparing(self, decoded: Decoded) -> Preparing:
+        """What `prepare` costs, each array as much as its checks, also one that came as a short list."""
+        parts, found = decoded.fields.get("parts"), super().preparing(decoded)
+        count = len(parts) if isinstance(parts, list | dict) else 0
+        return found._replace(numbers=found.numbers + 2 * ARRAY_NUMBERS * count)
+
+    def prepare(self, decoded: Decoded, layer: Layer | None = None, check: Check = no_check) -> Parts:
         """The parts of the request."""
         if layer is not None:
             raise UnknownField.at("/layer", "a known field", quote("layer"))

@@ -10,9 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
+import numpy as np
+
 from attention_service.attention.cost import Memory
 from attention_service.attention.result import Metadata
-from attention_service.backends.base import Check
+from attention_service.attention.spec import SOURCES
+from attention_service.backends.base import Check, no_check
 from attention_service.codecs.base import Codec
 from attention_service.codecs.chunks import Encoded
 from attention_service.codecs.decoded import Decoded
@@ -21,6 +24,9 @@ from attention_service.layers.layer import Layer
 
 # Bytes that a computation in the event loop may take: the system clears fresh memory in some milliseconds.
 INLINE_MEMORY: Final = 2**23
+# Numbers that are looked at in a few milliseconds, and as how many each array counts: checks that pydantic makes.
+INLINE_NUMBERS: Final = 2**20
+ARRAY_NUMBERS: Final = 2**13
 # How many times as much is computed in the event loop while no other counted request is in progress: milliseconds.
 IDLE_FACTOR: Final = 20
 
@@ -63,6 +69,21 @@ def choose_strategy(cost: Cost, inline_flops: int, *, is_idle: bool) -> Strategy
     return "inline"
 
 
+class Preparing(NamedTuple):
+    """What preparing a request costs, by the shapes of its arrays alone.
+
+    numbers: that are looked at; memory: bytes beside the decoded fields
+    """
+
+    numbers: int
+    memory: int
+
+    @property
+    def is_large(self) -> bool:
+        """True if it takes more than a few milliseconds, or 8 MiB."""
+        return self.numbers > INLINE_NUMBERS or self.memory > INLINE_MEMORY
+
+
 class HasMetadata(Protocol):
     """A result of an operation."""
 
@@ -83,14 +104,30 @@ class Operation(ABC, Generic[P, E, R]):
 
     decoders: of the bodies, by their media types
     encoders: of the results, by their media types; the first is the default, unless the type of the request is there
+    cast_bytes: of a number that no query, key or value comes from, while a request is prepared
     """
 
     decoders: Mapping[str, Codec] = CODECS
     encoders: Mapping[str, E]
+    cast_bytes = 8
+
+    def preparing(self, decoded: Decoded) -> Preparing:
+        """What `prepare` costs: it looks at all numbers, and may cast those that no query, key or value comes from."""
+        numbers = memory = 0
+        for name, array in decoded.arrays():
+            numbers += ARRAY_NUMBERS + array.size
+            if name not in SOURCES:
+                memory += array.size * (1 if array.dtype == np.bool_ else self.cast_bytes)
+        return Preparing(numbers, memory)
 
     @abstractmethod
-    def prepare(self, decoded: Decoded, layer: Layer | None = None) -> P:
-        """Validate and plan. layer: the stored layer that the request names. Errors: InvalidRequest of every kind."""
+    def prepare(self, decoded: Decoded, layer: Layer | None = None, check: Check = no_check) -> P:
+        """Validate and plan.
+
+        layer: the stored layer that the request names; check: raises once the request has ended
+
+        Errors: InvalidRequest of every kind, and what `check` raises.
+        """
 
     def is_planned(self, decoded: Decoded, layer: Layer | None) -> bool:
         """True if `prepare` takes microseconds: it need not look at arrays, nor cast those of the layer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from attention_service.backends.base import OutOfMemory, no_check
+from attention_service.backends.base import Check, OutOfMemory, no_check
 from attention_service.codecs.base import Codec
 from attention_service.codecs.chunks import Encoded
 from attention_service.codecs.decoded import Body, Decoded
@@ -18,10 +18,10 @@ from attention_service.pipeline.layers import Layers
 from attention_service.pipeline.operation import Cost, E, Operation, P, R, Strategy, choose_strategy
 from attention_service.runtime.machine import memory_left
 
-# Bytes of a body whose request is planned in a few milliseconds.
-INLINE_BODY: Final = 2**22
 # Numbers in a layer that are cast to another type in a few milliseconds.
 INLINE_ELEMENTS: Final = 2**20
+# The hint for a request that cannot be prepared.
+SHORTER: Final = "send fewer sequences or shorter arrays at a time"
 # Copies of an encoded answer while it is sent: its own bytes, and those of the transport.
 SENT_COPIES: Final = 2
 
@@ -60,27 +60,30 @@ async def prepare(operation: Operation[P, E, R], layers: Layers, decoded: Decode
     Errors: InvalidRequest of every kind, with the pointer of the field at fault; LayerUnavailable; Cancelled.
     """
     layer = await layers.of(decoded, execution)
-    is_large = execution.received > INLINE_BODY or (layer is not None and layer.elements > INLINE_ELEMENTS)
+    preparing = operation.preparing(decoded)
+    is_large = preparing.is_large or (layer is not None and layer.elements > INLINE_ELEMENTS)
     if (is_large or operation.may_wait(decoded) or execution.lease.has_slot) and not operation.is_planned(
         decoded, layer
     ):
+        memory = decoded.nbytes + preparing.memory
+        if memory > execution.admission.memory:
+            raise memory_limit_error(memory, execution.admission.memory, SHORTER, "allowed")
         async with execution.cancel_on_disconnect():
-            if not execution.lease.has_slot:
-                await execution.grow(execution.lease.memory, slot=True)
-                execution.timings.step("queue")
-            request: P = await execution.in_thread(_prepare, operation, decoded, layer)
+            await execution.grow(max(execution.lease.memory, memory), slot=True)
+            execution.timings.step("queue")
+            request: P = await execution.in_thread(_prepare, operation, decoded, layer, execution.deadline.check)
     else:
-        request = _prepare(operation, decoded, layer)
+        request = _prepare(operation, decoded, layer, no_check)
     execution.lease.release_slot()
     execution.timings.step("prepare")
     return request
 
 
-def _prepare(operation: Operation[P, E, R], decoded: Decoded, layer: Layer | None) -> P:
+def _prepare(operation: Operation[P, E, R], decoded: Decoded, layer: Layer | None, check: Check) -> P:
     if layer is None:
-        return operation.prepare(decoded)
+        return operation.prepare(decoded, check=check)
     with layer.blamed(decoded.fields):
-        return operation.prepare(decoded, layer)
+        return operation.prepare(decoded, layer, check)
 
 
 async def admit(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from attention_service.attention.cost import copied_bytes
-from attention_service.backends.base import Backend, Check
+from attention_service.backends.base import Backend, Check, no_check
 from attention_service.codecs.chunks import Encoded, whole
 from attention_service.codecs.decoded import Decoded
 from attention_service.layers.layer import Layer
@@ -35,7 +35,7 @@ class HeatmapOperation(Operation[HeatmapRequested, str, Picture]):
         self.encoders = {media_type: media_type for media_type in FORMATS}
         self._backend = backend
 
-    def prepare(self, decoded: Decoded, layer: Layer | None = None) -> HeatmapRequested:
+    def prepare(self, decoded: Decoded, layer: Layer | None = None, check: Check = no_check) -> HeatmapRequested:
         return make_heatmap_request(decoded, layer)
 
     def cost(self, request: HeatmapRequested, encoder: str) -> Cost:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -11,12 +12,15 @@ from attention_service.backends.base import Backend, Check
 from attention_service.comparison.calls.exact import exact_answer
 from attention_service.comparison.calls.judge import largest_errors, right
 from attention_service.comparison.calls.mistakes import MISTAKES, Mistake
-from attention_service.comparison.calls.moves import Suspect
+from attention_service.comparison.calls.moves import Suspect, suspects
 from attention_service.comparison.calls.parts import parts, question_of
 from attention_service.comparison.calls.question import CallQuestion
 from attention_service.comparison.evidence import PROOF
 from attention_service.engines.call import Call
 from attention_service.errors import InvalidRequest
+
+# Why a mistake is not looked for.
+TOO_LONG: Final = "a sequence would have too many keys to compute"
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ def explanations(
     """
     wrong = [name for name, error in errors.items() if error > 0]
     for mistake in MISTAKES.values():
-        for suspect in mistake.edit(asked.call) if mistake.applies(asked.call) else ():
+        for suspect in suspects(mistake.edit, asked.call) if mistake.applies(asked.call) else ():
             if suspect.unknown is not None and suspect.unknown[worst]:
                 continue
             found = _Agreement.of(asked, suspect, worst, backend, check)
@@ -59,11 +63,12 @@ def shown(asked: CallQuestion, backend: Backend, check: Check) -> Iterator[tuple
         return
     returned = replace(asked, actual=_right(asked, backend, check), tolerance=None)
     for mistake in known:
-        suspects, count, differs = mistake.edit(asked.call), 0, True
-        for suspect in suspects:
+        count, differs = 0, True
+        for suspect in suspects(mistake.edit, asked.call):
             count += 1
             differs = differs and _Agreement.of(returned, suspect, 0, backend, check) is None
-        yield mistake, differs and count > 0, "" if count else mistake.unseen
+        is_long = not count and next(mistake.edit(asked.call), None) is not None
+        yield mistake, differs and count > 0, "" if count else TOO_LONG if is_long else mistake.unseen
 
 
 def _right(asked: CallQuestion, backend: Backend, check: Check) -> dict[str, np.ndarray]:

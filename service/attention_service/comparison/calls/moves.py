@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,25 @@ class Suspect(NamedTuple):
     unknown: np.ndarray | None = None
     nan: np.ndarray | None = None
     detail: str = ""
+
+
+# Numbers of the tokens and scores of a sequence that a mistake may give it, unless it has more: some milliseconds.
+LONG: Final = 2**20
+
+
+def numbers_of(call: Call) -> np.ndarray:
+    """The numbers of the tokens and scores of each sequence, (b,)."""
+    q, k, features = call.query.lengths, call.keys, call.query.features + call.value.features
+    found: np.ndarray = q * call.query.heads * (features + k) + np.maximum(k, 1) * call.key.heads * features
+    return found
+
+
+def suspects(edit: Callable[[Any], Iterator[Suspect]], call: Call | Merge) -> Iterator[Suspect]:
+    """The calls that a mistake makes of one, without those whose sequences become too long to be computed."""
+    most = 0 if isinstance(call, Merge) else max(LONG, int(numbers_of(call).max(initial=0)))
+    for suspect in edit(call):
+        if isinstance(suspect.call, Merge) or numbers_of(suspect.call).max(initial=0) <= most:
+            yield suspect
 
 
 def stored(call: Call) -> tuple[Tokens, Tokens]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 
+from attention_service.backends.base import Check, no_check
 from attention_service.codecs.decoded import Decoded
+from attention_service.comparison.calls.mistakes import MISTAKES
+from attention_service.comparison.calls.moves import suspects
 from attention_service.comparison.calls.question import CallQuestion
 from attention_service.comparison.memory import REFERENCE_BYTES, comparison_bytes
 from attention_service.comparison.truth import Question
@@ -16,6 +20,7 @@ from attention_service.engines.call import Call, Fields
 from attention_service.engines.partial import BASES
 from attention_service.engines.tokens import Tokens
 from attention_service.errors import InvalidRequest, ShapeMismatch, shape
+from attention_service.pipeline.calls import SEQUENCE
 from attention_service.pipeline.prepare import make_spec_and_plan
 
 # Numbers of tokens and scores of sequences that are padded to one length: always, and at most.
@@ -31,8 +36,11 @@ COPIES: Final = 4
 STACKED: Final = ("mask", "bias")
 
 
-def parts(call: Call) -> Iterator[np.ndarray]:
-    """The sequences that have queries, (n,) of each part: of like lengths, at most MOST numbers unless it is one."""
+def parts(call: Call, check: Check = no_check) -> Iterator[np.ndarray]:
+    """The sequences that have queries, (n,) of each part: of like lengths, at most MOST numbers unless it is one.
+
+    Errors: what `check` raises.
+    """
     index = np.flatnonzero(call.query.lengths > 0)
     if call.own is not None and len(index) and not _is_stacked(call, int(index[0])):
         yield from index[:, None]
@@ -44,6 +52,7 @@ def parts(call: Call) -> Iterator[np.ndarray]:
     cuts = [0, *(np.flatnonzero(np.diff(sizes).any(axis=0)) + 1).tolist(), len(index)]
     start, alone, longest = 0, 0, 0  # of the part: its first sequence, the numbers of all, and the most keys
     for at, stop in pairwise(cuts):
+        check()
         q, k = sizes[:, at].tolist()
         while at < stop:
             each, count = _numbers(call, q, max(longest, k)), at - start
@@ -183,22 +192,43 @@ def _empty_sum(call: Call) -> Any:
     return -np.inf if sinks is None else np.asarray(sinks, np.float64) * BASES[call.form.base]
 
 
-def call_bytes(asked: CallQuestion, workers: int) -> int:
+@np.errstate(all="ignore")
+def call_bytes(asked: CallQuestion, workers: int, check: Check = no_check) -> int:
     """Upper bound of the memory of a comparison of a call, beyond its arguments and what was returned, in bytes.
 
-    workers: threads of a comparison. Errors: InvalidRequest of every kind, for the options of the call.
+    workers: threads of a comparison. Errors: InvalidRequest of every kind, for the options of the call, and what
+    `check` raises.
     """
-    call, most = asked.addressed, 0
-    found = list(parts(call))
-    sizes = [(len(one) * call.query.lengths[one].max(), len(one) * max(call.keys[one].max(), 1)) for one in found]
-    scores = [len(one) * call.query.lengths[one].max() * max(call.keys[one].max(), 1) for one in found]
-    largest = {int(np.argmax(column)) for column in (*zip(*sizes, strict=True), scores) if len(column)}
-    for n in largest:
-        question = question_of(asked, found[n], shapes_only=True)
+    call = asked.addressed
+    most = _part_bytes(asked, workers, check)
+    for mistake in MISTAKES.values() if isinstance(asked.call, Call) else ():
+        check()
+        for suspect in suspects(mistake.edit, call) if mistake.applies(call) else ():
+            if isinstance(suspect.call, Call) and (suspect.call.keys > call.keys).any():
+                most = max(most, _part_bytes(replace(asked, call=suspect.call), workers, check))
+    rows = call.query.rows
+    assert rows is not None
+    answers = rows.slots * max(rows.length, 1) * call.query.heads * (call.value.features + 1)  # empty lists, too
+    return most + (8 * COPIES + asked.reference * REFERENCE_BYTES) * answers + SEQUENCE * len(call.query.lengths)
+
+
+def _part_bytes(asked: CallQuestion, workers: int, check: Check) -> int:
+    """The bytes for comparing the largest part of a call. Errors: as of `call_bytes`."""
+    most = 0
+    for part in _largest(asked.addressed, list(parts(asked.addressed, check))):
+        question = question_of(asked, part, shapes_only=True)
         arrays = sum(array.nbytes for array in question.spec.sources.values())
         arrays += sum(array.nbytes for array in (question.actual or {}).values())
         most = max(most, comparison_bytes(question, workers) + COPIES * arrays)
-    rows = call.query.rows
-    assert rows is not None
-    answers = rows.slots * rows.length * call.query.heads * (call.value.features + 1)
-    return most + (8 * COPIES + asked.reference * REFERENCE_BYTES) * answers
+    return most
+
+
+def _largest(call: Call, found: list[np.ndarray]) -> list[np.ndarray]:
+    """The parts of the most queries, keys and scores, with their padding."""
+    if not found:
+        return []
+    counts, together = np.array([len(part) for part in found]), np.concatenate(found)
+    start = np.cumsum(counts) - counts
+    queries = counts * np.maximum.reduceat(call.query.lengths[together], start)
+    keys = np.maximum.reduceat(np.maximum(call.keys[together], 1), start)
+    return [found[n] for n in {int(np.argmax(sizes)) for sizes in (queries, counts * keys, queries * keys)}]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 from uuid import uuid4
+
+# They lead to a file where a shell sends the output there, and the shell may write on to it.
+STREAMS: Final = ("/dev/stdout", "/dev/stderr")
 
 
 @contextmanager
@@ -18,23 +20,20 @@ def whole_file(path: str | Path, *, stored: bool = False) -> Iterator[BinaryIO]:
     stored: True for a file that the service keeps: it outlives a loss of power, and takes the place of a symbolic link
 
     Other links stay, and the file that they lead to is replaced. A pipe, a terminal, and a file that cannot be replaced
-    are written in place. A file keeps its mode; that of a new one follows from the umask.
-
-    Errors: OSError, with the name of the file.
+    are written in place. A file keeps its mode; that of a new one follows from the umask. Errors: OSError.
     """
     target = Path(path) if stored else Path(os.path.realpath(path))
-    if not stored and _is_in_place(path, target.parent):
+    if not stored and _is_in_place(path, target):
         with open(path, "wb") as file:
             yield file
         return
-    # A name with a dot at its start is no layer's, and no case's.
-    temporary = target.with_name(f".{uuid4().hex}.part")
+    temporary = target.with_name(f".{uuid4().hex}.part")  # with a dot at its start it is no layer's
     try:
         with open(temporary, "xb") as file:
             yield file
             file.flush()
             with suppress(FileNotFoundError):
-                os.chmod(temporary, stat.S_IMODE(os.stat(target).st_mode))
+                os.chmod(temporary, target.stat().st_mode & 0o7777)
             if stored:
                 os.fsync(file.fileno())
         os.replace(temporary, target)
@@ -45,31 +44,15 @@ def whole_file(path: str | Path, *, stored: bool = False) -> Iterator[BinaryIO]:
             error.filename = str(path)
         raise
     if stored:
-        _sync_folder(target.parent)
+        with suppress(OSError):  # not every system opens directories
+            descriptor = os.open(target.parent, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
 
-def _is_in_place(path: str | Path, folder: Path) -> bool:
-    """True for what is no regular file, or cannot be replaced by another file in its folder."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return not os.access(folder, os.W_OK)  # opening it raises the error that names it
-    is_kept = not (stat.S_ISREG(status.st_mode) and os.access(path, os.W_OK) and os.access(folder, os.W_OK))
-    return is_kept or any(_is_open(descriptor, status) for descriptor in (1, 2))  # /dev/stdout may be a file
-
-
-def _is_open(descriptor: int, status: os.stat_result) -> bool:
-    """True if the descriptor is of the file with this status."""
-    with suppress(OSError):  # it is closed
-        return os.path.samestat(os.fstat(descriptor), status)
-    return False
-
-
-def _sync_folder(folder: Path) -> None:
-    """Wait until the disk has the names of a folder."""
-    with suppress(OSError):  # not every system opens directories
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def _is_in_place(path: str | Path, target: Path) -> bool:
+    """True for what is no regular file, or cannot be replaced by another. target: `path` without symbolic links"""
+    is_kept = os.path.exists(path) and not (os.path.isfile(path) and os.access(path, os.W_OK))
+    return is_kept or not os.access(target.parent, os.W_OK) or str(target) in map(os.path.realpath, STREAMS)

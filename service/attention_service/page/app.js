@@ -1,9 +1,8 @@
-// From the forms of the page to a request, from its response to pictures.
-
 import { bounded, clamp, fillIn, find, make, times } from "./dom.js";
 import { fromText, toText } from "./tensors.js";
 import { GRADIENT, LEFT_OUT, forStages, forWindow, readFiles, requestOfText, sentenceRequest, sizesOf, withOptions } from "./request.js";
 import { post, postForTensors, session } from "./service.js";
+import { withFields } from "./paste.js";
 import { Result, View } from "./result.js";
 import { paintStages } from "./stages.js";
 import { paintHeads, paintLines } from "./heads.js";
@@ -30,7 +29,7 @@ let turns = 0;
 let changed;
 
 const currentRequest = () => withOptions(state.request, changedOptions());
-/** What is shown of the source until the user chooses. @returns {Choice} */
+/** @type {firstChoice} */
 const firstChoice = () => ({ ...FIRST, ...saved?.choice, ...state.examples[find("example").value]?.choice });
 const readAddress = () => Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
 /** @type {choiceOf} */
@@ -47,7 +46,6 @@ function choose(change) {
 	paint();
 }
 
-/** Paints all that depends on the choice. */
 function paint() {
 	const shown = view();
 	if (!shown) return;
@@ -66,13 +64,11 @@ function paint() {
 	if (state.comparison) paintComparison(state.comparison, shown);
 }
 
-/** A verdict is of one request only. */
 function forgetComparison() {
 	state.comparison = undefined;
 	find("report").replaceChildren();
 }
 
-/** Sends the request, unless another change follows soon. */
 function send() {
 	find("long-image").alt = ""; // to be drawn again
 	zoom(state.zoom);
@@ -194,7 +190,7 @@ async function loadOwn(shown) {
 	find("packed").value = packed;
 	if ((text || files.length) && !packed) find("copy-link").title = find("copy-link").dataset.large ?? "";
 	writeAddress({});
-	const next = text ? requestOfText(text) : request;
+	const next = withFields(text ? requestOfText(text) : request);
 	const [mine, other] = [next, state.result?.request ?? {}].map((one) => toText({ ...sizesOf(one), h: 0 }));
 	const isEdited = !shown && mine === other;
 	load(next, isEdited ? undefined : {});
@@ -243,7 +239,6 @@ function moveChoice(event) {
 /** @type {oneHot} */
 const oneHot = ([axis, ...axes], [count, ...shape], at, number = 1) => (axis ? times(count, (n) => oneHot(axes, shape, at, n === at[axis] ? number : 0)) : number);
 
-/** Shows how the chosen number of the output depends on each score. */
 async function askForGradient() {
 	const { result, choice } = /** @type {View} */ (view());
 	const { batch: b, query: l, feature: d } = choice;
@@ -265,7 +260,7 @@ async function compareKernel() {
 	forgetComparison();
 	const { signal } = controller;
 	const files = find("actual-file").files;
-	const given = files?.length ? await readFiles(files) : requestOfText(find("actual").value);
+	const given = withFields(files?.length ? await readFiles(files) : requestOfText(find("actual").value, "output"));
 	const actual = given.actual ?? (given.input ? { output: given.input } : given);
 	const response = await post("attention/compare", { ...currentRequest(), actual }, "application/json", signal);
 	state.comparison = { actual, report: await response.json() };

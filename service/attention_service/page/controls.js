@@ -1,5 +1,3 @@
-// The controls: their values, what was wrong with them, and the address that restores them.
-
 import { fillIn, find, make } from "./dom.js";
 import { hasTensors, layoutOf, optionsOf, sizesOf } from "./request.js";
 

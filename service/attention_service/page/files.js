@@ -1,5 +1,3 @@
-// Files of arrays: safetensors, .npz (a zip file of .npy files) and .npy.
-
 import { times } from "./dom.js";
 import { Tensor } from "./tensors.js";
 

@@ -1,3 +1,5 @@
+// From the forms of the page to a request, from its response to pictures.
+
 import { bounded, clamp, fillIn, find, make, times } from "./dom.js";
 import { fromText, toText } from "./tensors.js";
 import { GRADIENT, LEFT_OUT, forStages, forWindow, readFiles, requestOfText, sentenceRequest, sizesOf, withOptions } from "./request.js";
@@ -29,7 +31,7 @@ let turns = 0;
 let changed;
 
 const currentRequest = () => withOptions(state.request, changedOptions());
-/** @type {firstChoice} */
+/** What is shown of the source until the user chooses. @returns {Choice} */
 const firstChoice = () => ({ ...FIRST, ...saved?.choice, ...state.examples[find("example").value]?.choice });
 const readAddress = () => Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
 /** @type {choiceOf} */
@@ -46,6 +48,7 @@ function choose(change) {
 	paint();
 }
 
+/** Paints all that depends on the choice. */
 function paint() {
 	const shown = view();
 	if (!shown) return;
@@ -64,11 +67,13 @@ function paint() {
 	if (state.comparison) paintComparison(state.comparison, shown);
 }
 
+/** A verdict is of one request only. */
 function forgetComparison() {
 	state.comparison = undefined;
 	find("report").replaceChildren();
 }
 
+/** Sends the request, unless another change follows soon. */
 function send() {
 	find("long-image").alt = ""; // to be drawn again
 	zoom(state.zoom);
@@ -239,6 +244,7 @@ function moveChoice(event) {
 /** @type {oneHot} */
 const oneHot = ([axis, ...axes], [count, ...shape], at, number = 1) => (axis ? times(count, (n) => oneHot(axes, shape, at, n === at[axis] ? number : 0)) : number);
 
+/** Shows how the chosen number of the output depends on each score. */
 async function askForGradient() {
 	const { result, choice } = /** @type {View} */ (view());
 	const { batch: b, query: l, feature: d } = choice;

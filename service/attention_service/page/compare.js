@@ -1,3 +1,5 @@
+// What another implementation returned, beside what is right.
+
 import { fillIn, find, make, show } from "./dom.js";
 import { drawGrid } from "./heatmap.js";
 import { Result, View } from "./result.js";

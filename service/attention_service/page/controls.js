@@ -1,3 +1,5 @@
+// The controls: their values, what was wrong with them, and the address that restores them.
+
 import { fillIn, find, make } from "./dom.js";
 import { hasTensors, layoutOf, optionsOf, sizesOf } from "./request.js";
 

@@ -1,3 +1,5 @@
+// Elements of the page and the text of numbers. Text is set as text, never parsed as HTML.
+
 /** Half as many of a long list are shown at a time: a browser lays out all of them again for each change. */
 const SHOWN = 64;
 

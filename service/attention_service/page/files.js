@@ -1,3 +1,5 @@
+// Files of arrays: safetensors, .npz (a zip file of .npy files) and .npy.
+
 import { times } from "./dom.js";
 import { Tensor } from "./tensors.js";
 

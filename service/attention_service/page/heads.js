@@ -1,3 +1,5 @@
+// All heads as thumbnails, and the lines between queries and keys, as in BertViz's head view.
+
 import { around, decorate, find, keep, make, makeSvg, show, times } from "./dom.js";
 import { pixelsOf, shorten } from "./heatmap.js";
 

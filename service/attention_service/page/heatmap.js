@@ -1,3 +1,5 @@
+// Heatmaps: colours, cells, hidden cells, labels, numbers, and the chosen cell.
+
 import { find, make, makeSvg, show, times } from "./dom.js";
 import { isMatrix } from "./request.js";
 
@@ -31,7 +33,7 @@ const limitsOf = (view, { name, values, least }) => view.once(`${name} limits ${
 	return { low, high: colours === "unit" ? 1 : high };
 });
 
-/** @type {isLeftOut} */
+/** True if the pictures and colours of a stage leave out the first key. @type {isLeftOut} */
 const isLeftOut = (view, name) => !!view.choice.first && isMatrix(name) && !view.index("key", 0);
 
 /** @type {colourOf} */

@@ -1,3 +1,5 @@
+// A model in a saved page: all heads of all layers in front, and a tab for each layer.
+
 import { find, keep, make } from "./dom.js";
 import { pixelsOf } from "./heatmap.js";
 import { View } from "./result.js";

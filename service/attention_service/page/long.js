@@ -1,3 +1,5 @@
+// Long sequences, whose scores the page never holds: a binned picture, and a window of it with all numbers.
+
 import { bounded, clamp, find } from "./dom.js";
 import { layoutOf, sizesOf } from "./request.js";
 import { post } from "./service.js";

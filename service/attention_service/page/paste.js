@@ -1,3 +1,5 @@
+// Requests in the forms that people have at hand: tables of numbers, lists and arrays of Python and NumPy, assignments.
+
 const NUMBER = String.raw`[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?`;
 const CELL = new RegExp(`^(?:${NUMBER}|-inf(?:inity)?)$`, "i");
 /** What stands between tokens: white space, comments, prompts and imports of Python. */

@@ -1,3 +1,5 @@
+// Requests to the service: their options and sizes; and where they come from: files, texts, sentences.
+
 import { times } from "./dom.js";
 import { Tensor, asTensor, fromText, shapeOf, transposed } from "./tensors.js";
 import { readNpy, readNpz, readSafetensors } from "./files.js";

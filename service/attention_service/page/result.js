@@ -1,8 +1,10 @@
+// Responses: arrays as rows and columns by batch entry and head.
+
 import { times } from "./dom.js";
 import { asTensor, numbers } from "./tensors.js";
 import { isMatrix, layoutOf, sliced } from "./request.js";
 
-/** @type {axesOf} */
+/** The axes of a block. @param {string} name @returns {{ rowAxis: Axis, colAxis: Axis }} */
 const axesOf = (name) => ({ rowAxis: name.startsWith("present_") ? "key" : "query", colAxis: isMatrix(name) ? "key" : "feature" });
 
 /** A stage that a saved page lacks. */

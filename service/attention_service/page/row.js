@@ -1,3 +1,5 @@
+// One number by hand: how it follows from query, key and value.
+
 import { around, fillIn, find, make, show, signed, tableRow, times } from "./dom.js";
 import { GRADIENT, SCORES, isMatrix } from "./request.js";
 import { asTensor, numbers, shapeOf } from "./tensors.js";

@@ -1,3 +1,5 @@
+// Requests to the service. The page itself computes nothing of attention.
+
 import { readSafetensors } from "./files.js";
 import { toText } from "./tensors.js";
 

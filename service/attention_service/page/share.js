@@ -1,3 +1,5 @@
+// Copies and downloads: own data in a link, curl, Python, SVG, PNG, and the page as one file.
+
 import { decorate, fillIn, find, make, makeSvg } from "./dom.js";
 import { fromBase64, toBase64, toText } from "./tensors.js";
 import { session } from "./service.js";

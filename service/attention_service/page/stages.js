@@ -1,3 +1,5 @@
+// The pipeline: small pictures of all stages, a large one of the chosen stage.
+
 import { find, keep, make, show, tableRow, times } from "./dom.js";
 import { choiceAt, drawGrid, markChosen, pixelsOf } from "./heatmap.js";
 import { whyHidden } from "./row.js";

@@ -1,3 +1,5 @@
+// Arrays: nested lists, or tensors as the binary formats have them.
+
 /** A typed array with its bytes (little-endian, row-major). */
 export class Tensor {
 	/** @param {string} dtype @param {number[]} shape @param {Uint8Array} bytes */

@@ -40,7 +40,7 @@ declare global {
   type Times = <Item>(count: number, action: (index: number) => Item) => Item[];
   // The functions of the modules, by name: what they do, and their types. Functions with a comment in their module are not here.
 
-  // app.js: From the forms of the page to a request, from its response to pictures.
+  // app.js
   /** Shows whether the numbers are those of an older request. */
   type showStale = (isStale: boolean) => void;
   /** Takes files that are dropped: on the comparison as its output, elsewhere as the request. */
@@ -62,25 +62,15 @@ declare global {
   type load = (request: Fields, changed?: Options) => void;
   /** Shows the user's own request: from the text, else from the files, else from what was shown before. */
   type loadOwn = (shown?: Fields) => Promise<void>;
-  /** What is shown of the source until the user chooses. */
-  type firstChoice = () => Choice;
-  /** Paints all that depends on the choice. */
-  type paint = () => void;
-  /** Removes the verdict, which is of one request only. */
-  type forgetComparison = () => void;
-  /** Sends the request, unless another change follows soon. */
-  type send = () => void;
-  /** Shows how the chosen number of the output depends on each score. */
-  type askForGradient = () => Promise<void>;
 
-  // compare.js: What another implementation returned, beside what is right.
+  // compare.js
   /** Shows a report, and a map of the difference. */
   type paintComparison = (comparison: Fields, view?: View) => void;
   type section = (title: string | undefined, items: any[], write: (item: any) => string) => HTMLElement[];
   /** A map of actual − right in units of `limit`, what rounding alone explains; up to ten of it are pale. */
   type drawDifference = (actual: any, limit: number, view: View) => HTMLElement[];
 
-  // controls.js: The controls: their values, what was wrong with them, and the address that restores them.
+  // controls.js
   /** Shows a fault at the control of its field; false if there is none. */
   type showAtControl = (fault: Fault) => boolean;
   /** The values of a form, without disabled controls. */
@@ -99,7 +89,7 @@ declare global {
   /** Keeps in the address what is not as at first. fields: what else stands there, by default of the forms. */
   type writeAddress = (choice: Fields, first?: Fields, fields?: Options) => void;
 
-  // dom.js: Elements of the page and the text of numbers. Text is set as text, never parsed as HTML.
+  // dom.js
   /** A number as text, with a minus in place of hyphens. */
   type signed = (value: number | string) => string;
   /** A number with some decimals, or an exponent. */
@@ -117,7 +107,7 @@ declare global {
   type fillIn = (text: string | undefined, values: Fields) => string;
   type tableRow = (label: string, values: (number | string)[], attributes: Fields, digits?: number) => HTMLTableRowElement;
 
-  // files.js: Files of arrays: safetensors, .npz (a zip file of .npy files) and .npy.
+  // files.js
   /** The entries of a zip file, by its directory. */
   type zipEntries = (buffer: ArrayBuffer) => { name: string; method: number; packed: Uint8Array<ArrayBuffer> }[];
   /** The array of an .npy file. */
@@ -128,7 +118,7 @@ declare global {
   /** The arrays of an .npz file, and its JSON text. */
   type readNpz = (buffer: ArrayBuffer) => Promise<Named>;
 
-  // heads.js: All heads as thumbnails, and the lines between queries and keys, as in BertViz's head view.
+  // heads.js
   /** Paints tokens and lines. A token that is pointed at shows its own lines only. */
   type paintLines = (view: View) => void;
   /** Shows the lines of one token, or of all. */
@@ -142,12 +132,11 @@ declare global {
   /** Writes a token, with its weight for another one. */
   type writeToken = (view: View, text: SVGElement, own: Token, other?: Token) => void;
 
-  // heatmap.js: Heatmaps: colours, cells, hidden cells, labels, numbers, and the chosen cell.
+  // heatmap.js
   /** 256 colours between the anchors of a style, linear in sRGB. */
   type interpolate = (name: string) => Colour[];
   /** Limits from 0 for weights, symmetric about 0 for all else: of all heads, unless the choice says otherwise. */
   type limitsOf = (view: View, grid: Grid) => Limits;
-  /** True if the pictures and colours of a stage leave out the first key. */
   type isLeftOut = (view: View, name: string) => boolean;
   type colourOf = (value: number, limits: Limits) => number[];
   /** Black or white, whichever reads better. */
@@ -172,19 +161,19 @@ declare global {
   type drawScale = (view: View, grid: Grid, x: number, y: number) => SVGElement[];
   type drawNumbers = (view: View, grid: Grid, size: number) => SVGElement[];
 
-  // layers.js: A model in a saved page: all heads of all layers in front, and a tab for each layer.
+  // layers.js
   /** Shows which layer and head are chosen, and the weights of all. */
   type paintLayers = (view: View, results?: Result[]) => void;
   /** Makes the table of all heads and the tabs, in which arrow keys move. */
   type build = (results: Result[]) => void;
 
-  // long.js: Long sequences, whose scores the page never holds: a binned picture, and a window of it with all numbers.
+  // long.js
   /** Shows a stage of one head, drawn by the service. */
   type showLong = (request: Fields, batch: number, signal: AbortSignal) => Promise<void>;
   /** Zooms into what is clicked, dragged or typed: windows of at most so many queries. */
   type watchWindow = (request: Fields, most: number, zoom: zoom) => void;
 
-  // paste.js: Requests in the forms that people have at hand: tables of numbers, lists and arrays of Python and NumPy, assignments.
+  // paste.js
   /** The field that a name stands for: `query` for `q`. */
   type fieldOf = (name: string) => string;
   /** A request with the names of its fields in full. */
@@ -210,7 +199,7 @@ declare global {
   /** Rows of numbers. A first column of words, else a first row of words, are tokens. */
   type readTable = (text: string, field: string) => Fields;
 
-  // request.js: Requests to the service: their options and sizes; and where they come from: files, texts, sentences.
+  // request.js
   /** Uniform random numbers in [0, 1) for a text: a linear congruential generator that takes in its letters. */
   type randomOf = (text: string) => () => number;
   /** Self-attention over words, with normal random numbers of two decimals. */
@@ -240,13 +229,11 @@ declare global {
   /** The request in a file. An array is the field for which the file is named, or the input. */
   type readFile = (file: File) => Promise<Fields>;
 
-  // result.js: Responses: arrays as rows and columns by batch entry and head.
-  /** The axes of a block. */
-  type axesOf = (name: string) => { rowAxis: Axis; colAxis: Axis };
+  // result.js
   /** Numbers with their axes in another order. */
   type permuted = (values: Numbers, shape: number[], axes: string, order: string) => Numbers;
 
-  // row.js: One number by hand: how it follows from query, key and value.
+  // row.js
   /** What a feature of a query, key, value or output is, and how it follows. */
   type featureStep = (view: View) => string[];
   /** One of the numbers of an array, or the only one. */
@@ -270,14 +257,14 @@ declare global {
   type products = (factors: number[][], sum: number, bias?: number[]) => string;
   type joined = (texts: string[], sign?: string, most?: number) => string;
 
-  // service.js: Requests to the service. The page itself computes nothing of attention.
+  // service.js
   /** The response to a request. Errors have `status` and `faults`. */
   type post = (path: string, request: Fields, accept: string, signal?: AbortSignal) => Promise<Response>;
 
   /** The tensors that the service computes, and the JSON text beside them. */
   type postForTensors = (request: Fields, signal?: AbortSignal) => Promise<Named>;
 
-  // share.js: Copies and downloads: own data in a link, curl, Python, SVG, PNG, and the page as one file.
+  // share.js
   /** The page as one file that works without a server. */
   type asHtml = (saved: Fields) => Promise<string>;
   /** Shows a text and copies it; then says if the browser allowed it, which it does not without https, and a note. */
@@ -298,9 +285,7 @@ declare global {
   /** The inverse of `pack`. */
   type unpack = (packed: string) => Promise<string>;
 
-  // stages.js: The pipeline: small pictures of all stages, a large one of the chosen stage.
-
-  // tensors.js: Arrays: nested lists, or tensors as the binary formats have them.
+  // tensors.js
   /** A list of rows as a list of columns; any other array as it is. */
   type transposed = (data: any) => any;
   /** A list as a tensor; a tensor as it is. */

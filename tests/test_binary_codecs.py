@@ -454,6 +454,42 @@ def test_the_directory_of_an_archive_has_a_limit(files: int, is_read: bool) -> N
         assert len(CODECS[NPZ].decode(stream.getvalue(), 2**20).fields) == files
 
 
+@pytest.mark.parametrize(
+    ("files", "is_read"),
+    [(200, True), (201, False), (4_000, False), pytest.param(100_000, False, marks=pytest.mark.slow)],
+)
+def test_files_beyond_the_limit_are_refused_before_any_is_parsed(
+    files: int, is_read: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """zipfile makes an object of each, in a few microseconds: of 4,000, while nothing else runs."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for n in range(files):
+            archive.writestr(f"a{n}.npy", GOOD_NPY)
+    made: list[str] = []
+
+    class Counted(zipfile.ZipInfo):
+        def __init__(self, filename: str) -> None:
+            made.append(filename)
+            super().__init__(filename)
+
+    monkeypatch.setattr(zipfile, "ZipInfo", Counted)
+    body = stream.getvalue()
+    CODECS[NPZ].decode_bytes(body, 2**30)
+    with nullcontext() if is_read else pytest.raises(InvalidRequest, match="at most 200 tensors"):
+        assert len(CODECS[NPZ].decode(body, 2**30).fields) == files
+    assert len(made) == (2 * files if is_read else 0)
+
+
+def test_what_begins_as_a_file_of_an_archive_may_stand_in_an_array() -> None:
+    """An array of more such bytes than there may be files is one array, packed or not."""
+    array = np.frombuffer(b"PK\1\2PK\1\2" * 300, np.uint64).astype(np.int64)
+    for save in (np.savez, np.savez_compressed):
+        stream = io.BytesIO()
+        save(stream, mask=array)
+        assert np.array_equal(CODECS[NPZ].decode(stream.getvalue(), 2**20).fields["mask"], array)
+
+
 def test_fields_that_are_no_arrays_are_kept_beside_those_that_are() -> None:
     array = np.zeros(2)
     rotary = {"base": 500.0, "cos": array, "scaling": {"kind": "linear", "factors": array}}

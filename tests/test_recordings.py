@@ -181,6 +181,46 @@ def test_a_call_that_did_not_end_says_so(tmp_path: Path) -> None:
         call.results()
 
 
+@pytest.mark.parametrize("place", ["..", "dumps/..", "/", ".", "../.."])
+def test_a_call_in_another_folder_is_refused(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also of a replay, and of a symbolic link; an absolute name is that of a folder in the recording."""
+    folder = tmp_path / "recording"
+    recorder = FlightRecorder(folder)
+    call = single(recorder)
+    line = json.loads((call / "metadata.jsonl").read_text().splitlines()[-1])
+    for kind in ("inputs", "outputs"):  # which would be read
+        (tmp_path / f"{kind}.safetensors").write_bytes((call / f"{kind}.safetensors").read_bytes())
+    (folder / "link").symlink_to(tmp_path)
+    kept = (folder / "session.jsonl").read_bytes()
+    for stale in (
+        {"dump_dir": place},
+        {"dump_dir": f"{place}/../link"},
+        {"dump_dir": f"dumps/a/{place}", "graph_capture_base_dump_dir": ".."},
+    ):
+        (folder / "session.jsonl").write_text(json.dumps(line | stale) + "\n")
+        with pytest.raises(InvalidRequest, match=r"/dump_dir: expected a folder in .*recording, got"):
+            read_recording(folder)
+        for command in ("compare", "compute"):
+            assert main([command, str(folder)]) != 0
+            error = capsys.readouterr().err
+            assert "dump_dir" in error
+            assert stale["dump_dir"] in error
+            assert error.count("\n") == 1
+    (folder / "session.jsonl").write_bytes(kept)
+    line["dump_dir"] = f"/elsewhere/{call.name}"
+    (folder / "session.jsonl").write_text(json.dumps(line) + "\n")
+    assert [one.folder for one in read_recording(folder).calls] == [call]
+
+
+def test_a_folder_that_no_system_has_is_a_lost_line(tmp_path: Path) -> None:
+    call = single(FlightRecorder(tmp_path))
+    line = json.loads((call / "metadata.jsonl").read_text().splitlines()[-1])
+    with (tmp_path / "session.jsonl").open("a") as session:
+        session.write(json.dumps(line | {"dump_dir": "a\0b"}) + "\n")
+    recording = read_recording(tmp_path)
+    assert ([one.folder for one in recording.calls], recording.lost) == ([call], 1)
+
+
 def test_a_tensor_that_is_missing_is_an_error(tmp_path: Path) -> None:
     folder = single(FlightRecorder(tmp_path))
     kept = {f"arg_{n}": tensor(2, 1, 4) for n in range(2)}

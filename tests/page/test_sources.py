@@ -99,8 +99,8 @@ def test_wrong_files_and_texts_are_told(folder: Path, open_page: Open) -> None:
         "line 1, column 14: expected a number, a comma or ], got the end"
     )
     expect(page.locator("#short")).to_have_attribute("inert", "")
-    page.locator("#pasted").fill('{"inputs": [[1]]}')
-    expect(page.locator("#pasted + #problem")).to_contain_text("/inputs: expected")
+    page.locator("#pasted").fill('{"inptu": [[1]]}')
+    expect(page.locator("#pasted + #problem")).to_contain_text("/inptu: expected")
     page.locator("#pasted").fill('{"input": [[1]]}')
     expect(page.locator(".fault")).to_have_count(0)
     expect(page.locator("#problem")).to_be_hidden()
@@ -167,6 +167,147 @@ def test_short_names_are_those_of_fields(open_page: Open) -> None:
         expect(page.locator("#status")).to_contain_text("3 × 1")
         assert numbers(page, "present_key") == [[1, 2]]
         assert numbers(page, "present_value") == [[3, 4]]
+
+
+QUERIES, KEYS, VALUES = [[1, 0], [0, 1], [1, 1]], [[1, 2], [3, 4]], [[5, 6, 7], [8, 9, 10]]
+
+
+def table(rows: list[list[int]], sign: str = " ") -> str:
+    return "\n".join(sign.join(map(str, row)) for row in rows)
+
+
+def printed(rows: list[list[int]]) -> str:
+    return str(np.array(rows, float))
+
+
+SIGNS = {"spaces": " ", "commas": ",", "semicolons": "; ", "tabs": "\t"}
+BLOCKS = {
+    **{name: "\n\n".join(table(rows, sign) for rows in (QUERIES, KEYS, VALUES)) for name, sign in SIGNS.items()},
+    "empty rows of a spreadsheet": "\n,,\n,,\n".join(table(rows, ",") for rows in (QUERIES, KEYS, VALUES)) + "\n,,\n",
+    "comments": f"# from numpy\n{table(QUERIES)}\n\n# two\n{table(KEYS)}\n\n{table(VALUES)}",
+    "names": f"q\n{table(QUERIES)}\nk\n{table(KEYS)}\nv\n{table(VALUES)}",
+    "names in another order": f"Values:\n{table(VALUES)}\n\nQ:\n{table(QUERIES)}\n\nkeys =\n{table(KEYS)}",
+    "full names, double-spaced": f"query =\n{table(QUERIES)}\n\nKEY\n\n1 2\n\n3 4\n\nvalue:\n{table(VALUES)}",
+    "headers of savetxt": f"# k\n{table(KEYS)}\n# q\n{table(QUERIES)}\n# v\n{table(VALUES)}",
+    "words": f"cat 1 0\nhat 0 1\nsat 1 1\n\nmat 1 2\nrat 3 4\n\n{table(VALUES)}",
+    "words above": "a b c\n1 0 1\n0 1 1\n\nd e\n1 3\n2 4\n\nf g\n5 8\n6 9\n7 10",
+    "printed one after the other": "\n".join(map(printed, (QUERIES, KEYS, VALUES))),
+    "printed by torch": "\n\n".join(f"tensor({rows}, dtype=torch.float64)" for rows in (QUERIES, KEYS, VALUES)),
+    "printed with names": f"Q:\n{printed(QUERIES)}\nK\n{printed(KEYS)}\nvalues =\n{printed(VALUES)}",
+}
+
+
+def test_blocks_are_query_key_and_value(open_page: Open) -> None:
+    page = open_page()
+    for name, text in BLOCKS.items():
+        paste_text(page, text)
+        wait(page)
+        expect(page.locator("#status")).to_contain_text("3 × 2")
+        found = [numbers(page, stage) for stage in ("query", "present_key", "present_value")]
+        if name == "words above":
+            found = [[list(row) for row in zip(*rows, strict=True)] for rows in found]
+        assert found == [QUERIES, KEYS, VALUES], name
+    paste_text(page, BLOCKS["words"])
+    wait(page)
+    expect(page.locator("#row th[scope=row]").first).to_have_text("mat")
+
+
+def test_one_block_is_the_input(open_page: Open) -> None:
+    """Also one with an empty line after each row, and rows of lists."""
+    page = open_page()
+    for text in (
+        "1 0\n0 1\n1 1",
+        "\n\n1 0\n\n0 1\n\n1 1\n",
+        "x\n1 0\n0 1\n1 1",
+        "inputs:\n1 0\n0 1\n\n1 1",
+        "[1, 0]\n[0, 1]\n[1, 1]",
+    ):
+        paste_text(page, text)
+        wait(page)
+        expect(page.locator("#status")).to_contain_text("3 × 3")
+        assert [numbers(page, stage) for stage in ("query", "present_key", "present_value")] == [QUERIES] * 3, text
+
+
+def test_other_blocks_are_told(open_page: Open) -> None:
+    page = open_page()
+    expected = "expected one block (input), three (query, key, value), or names like q: above them, got"
+    for text, message in (
+        (f"{table(QUERIES)}\n\n{table(KEYS)}", f"line 5, column 1: {expected} 2 blocks"),
+        ("\n\n".join([table(KEYS)] * 4), f"line 4, column 1: {expected} 4 blocks"),
+        (f"{printed(KEYS)}\n{printed(KEYS)}", f"line 3, column 1: {expected} 2 blocks"),
+        (f"{table(KEYS)}\n\n1 2\n3 4 5\n\n{table(KEYS)}", "line 5, column 5: expected 2 columns as in line 4, got 5"),
+        ("q\n1 0\nk\n1 2\nQuery:\n3 4", "line 6, column 1: expected each name once, got query"),
+        ("a b\n1 0\n0 1\n\n1 2\n3 4\n\n5 6\n7 8", "line 5, column 1: expected words above all blocks or none, got key"),
+        ("q\n\nk\n1 2", "line 3, column 1: expected rows of numbers, got the end"),
+    ):
+        paste_text(page, text)
+        expect(page.locator("#pasted + #problem")).to_have_text(message)
+    # Of another width than query, or of another length than key: the service names them.
+    for text, field in (("q\n1 0\nk\n1 2 3\nv\n1", "/key"), ("q\n1 0\nk\n1 2\n3 4\nv\n1", "/value")):
+        paste_text(page, text)
+        expect(page.locator("#problem")).to_contain_text(f"{field}: expected")
+
+
+# As notebooks write maps: rows @ W_q, and omega_q @ columns + beta_q.
+MAPPED = [[1, 2], [3, 5]]
+MAPS = {
+    "W_q": "x = [[1, 0], [0, 1], [1, 1]]\nW_q = [[1, 2], [3, 5]]",
+    "Wq": '{"inputs": [[1, 0], [0, 1], [1, 1]], "Wq": [[1, 2], [3, 5]]}',
+    "w_query": "X = array([[1, 0], [0, 1], [1, 1]])\nw_query = tensor([[1., 2.], [3., 5.]], requires_grad=1)",
+    "blocks": "1 0\n0 1\n1 1\n\nW_Q\n1 2\n3 5",
+    "omega_q": "X = [[1, 0, 1], [0, 1, 1]]\nomega_q = [[1, 3], [2, 5]]\nbeta_q = [[0], [0]]",
+    "blocks of columns": "x:\n1 0 1\n0 1 1\n\nomega_q:\n1 3\n2 5\n\nbeta_q:\n0\n0",
+}
+
+
+def test_maps_are_written_as_in_notebooks(open_page: Open) -> None:
+    page = open_page()
+    for name, text in MAPS.items():
+        paste_text(page, text)
+        wait(page)
+        expect(page.locator("#status")).to_contain_text("3 × 3")
+        turned = "omega" in name or "columns" in name
+        found = numbers(page, "query"), numbers(page, "present_key")
+        rows = [*MAPPED, [4, 7]], QUERIES
+        assert found == (tuple([list(row) for row in zip(*part, strict=True)] for part in rows) if turned else rows), (
+            name
+        )
+        page.locator("#pipeline button[value=query]").click(position={"x": 12, "y": 8})
+        expect(page.locator("#steps")).to_contain_text("Linear map")
+
+
+def test_maps_beside_a_projection_are_refused(open_page: Open) -> None:
+    page = open_page()
+    for text, name in (
+        ('{"x": [[1]], "W_q": [[1]], "projection": {"query": {"weight": [[2]]}}}', "/W_q: expected"),
+        ("x = [[1]]\nW_q = [[1]]\nWq = [[2]]", "/Wq: expected"),
+    ):
+        paste_text(page, text)
+        expect(page.locator("#problem")).to_contain_text(name)
+
+
+def test_files_may_be_named_for_maps(folder: Path, open_page: Open) -> None:
+    np.save(folder / "inputs.npy", np.array(QUERIES, float))
+    (folder / "W_q.csv").write_text("a,b\n1,2\n3,5\n")
+    np.save(folder / "w_k.npy", np.array([[2.0, 0.0], [0.0, 2.0]]))
+    page = open_page()
+    page.locator("#example").select_option("data")
+    page.evaluate("performance.clearMeasures()")
+    page.locator("#file").set_input_files([folder / name for name in ("inputs.npy", "W_q.csv", "w_k.npy")])
+    wait(page)
+    assert numbers(page, "query") == [*MAPPED, [4, 7]]
+    assert numbers(page, "present_key") == [[2, 0], [0, 2], [2, 2]]
+
+
+def test_blocks_of_an_output_are_one_array(open_page: Open) -> None:
+    """What a kernel returned has one array, however it is printed."""
+    page = open_page()
+    paste_text(page, "[[1, 0], [0, 1], [1, 1]]")
+    wait(page)
+    page.locator("#compare-title").click()
+    page.locator("#actual").fill("1 0\n0 1\n\n1 1")
+    page.locator("#compare button").click()
+    expect(page.locator("#report .verdict")).to_contain_text("wrong")
 
 
 def test_masks_of_a_program_are_read(open_page: Open) -> None:

@@ -55,13 +55,14 @@ NATIVE: Final = {dtype: dtype for dtype in NPZ_TYPES} | {dtype.newbyteorder("S")
 # length of memory.
 TEXT: Final = 2**16
 TEXT_GROWTH: Final = 16
-# Bytes of the directory, of which zipfile makes an object for each 46: some ten times what MAX_TENSORS need.
+# Bytes of the directory: some ten times what MAX_TENSORS need.
 MAX_DIRECTORY: Final = 2**18
 DIRECTORY_GROWTH: Final = 20
 # Bytes that are unpacked at once: zipfile asks the body for as many, see _Stream.
 READ: Final = MAX_DIRECTORY
-# Bytes of an entry of the directory, at least.
+# Bytes of an entry of the directory, at least, and how it begins.
 ENTRY: Final = 46
+ENTRY_START: Final = b"PK\1\2"
 # Deflate packs at most so many bytes into one.
 DEFLATE: Final = 1032
 # A string of NumPy, with four bytes for each character, is read by way of bytes and a string of Python.
@@ -148,11 +149,15 @@ def _max_text(length: int) -> int:
 class _Stream:
     """A body as the file that zipfile reads, without a copy.
 
-    zipfile reads the directory in one piece, so longer reads are refused. Errors: InvalidRequest.
+    zipfile reads the directory in one piece, so longer reads are refused, and so are more entries than tensors: of each
+    it would make an object. has_directory: True once zipfile has the directory
+
+    Errors: InvalidRequest.
     """
 
     def __init__(self, body: Body) -> None:
         self.view = memoryview(body)
+        self.has_directory = False
         self._at = 0
 
     def seekable(self) -> bool:
@@ -171,7 +176,10 @@ class _Stream:
         if len(content) > MAX_DIRECTORY:
             check_count(len(content) // ENTRY)
         self._at += len(content)
-        return bytes(content)
+        read = bytes(content)
+        if not self.has_directory:
+            check_count(read.count(ENTRY_START))
+        return read
 
 
 def _open(stream: _Stream) -> zipfile.ZipFile:
@@ -180,7 +188,7 @@ def _open(stream: _Stream) -> zipfile.ZipFile:
         archive = zipfile.ZipFile(cast(Any, stream))
     except DAMAGED as error:
         raise InvalidTensors.at("", "a zip archive", quote(str(error), 80)) from None
-    check_count(len(archive.infolist()))
+    stream.has_directory = True
     return archive
 
 

@@ -21,6 +21,7 @@ from attention_service.codecs.safetensors import SafetensorsCodec, request_bytes
 from attention_service.codecs.table import CODECS
 from attention_service.errors import InvalidRequest, InvalidTensors, NotAcceptable, UnsupportedMediaType
 from attention_service.pipeline.json_fields import json_fields
+from attention_service.whole_file import whole_file
 
 # Media types by the suffix of a file.
 TYPES: Final = {".json": "application/json"} | {
@@ -95,17 +96,17 @@ def write_request(fields: Mapping[str, Any], path: Path) -> None:
     """
     if path.suffix not in TYPES:
         raise UnsupportedMediaType.at("", f"a file {', '.join(TYPES)}", path.name)
-    if path.suffix == ".json":
-        path.write_text(json.dumps(json_fields(fields)) + "\n", encoding="utf-8")
-        return
-    if TYPES[path.suffix] == TYPES[".npz"]:
-        tensors = dict(dotted_tensors(fields))
-        if any(tensor.dtype == BFLOAT16 for tensor in tensors.values()):
-            raise NotAcceptable.at("", "another format than npz for bfloat16", path.name, "use .safetensors")
-        members: dict[str, Any] = {REQUEST: np.array(json.dumps(plain_fields(fields)))} | tensors
-        np.savez(path, **members)
-    else:
-        path.write_bytes(request_bytes(fields))
+    with whole_file(path) as file:
+        if path.suffix == ".json":
+            file.write((json.dumps(json_fields(fields)) + "\n").encode())
+        elif TYPES[path.suffix] == TYPES[".npz"]:
+            tensors = dict(dotted_tensors(fields))
+            if any(tensor.dtype == BFLOAT16 for tensor in tensors.values()):
+                raise NotAcceptable.at("", "another format than npz for bfloat16", path.name, "use .safetensors")
+            members: dict[str, Any] = {REQUEST: np.array(json.dumps(plain_fields(fields)))} | tensors
+            np.savez(file, **members)
+        else:
+            file.write(request_bytes(fields))
 
 
 def _chosen(fields: dict[str, Any], names: Collection[str]) -> dict[str, Any]:

@@ -85,7 +85,10 @@ def is_recording(path: Path) -> bool:
 
 
 def read_recording(root: Path) -> Recording:
-    """The calls of a recording, read as far as it goes. root: its folder, or one of a call. Errors: OSError."""
+    """The calls of a recording, read as far as it goes. root: its folder, or one of a call
+
+    Errors: OSError, InvalidRequest for a call whose folder is elsewhere.
+    """
     if (root / METADATA).is_file():
         every = read_recording(root.parent)
         return Recording([one for one in every.calls if one.folder == root], 0, every.lost)
@@ -114,6 +117,8 @@ def _records(root: Path) -> tuple[dict[str, Record], int]:
 
     A captured call is replaced by its replays, each with a folder of its own. Calls whose lines the session has lost
     come last, in the order of their folders, which begin with their time.
+
+    Errors: OSError, InvalidRequest for a folder that is not below `root`.
     """
     found: dict[str, Record] = {}
     lost = 0
@@ -126,9 +131,12 @@ def _records(root: Path) -> tuple[dict[str, Record], int]:
                 folder = Path(record["dump_dir"])
                 base = record.get("graph_capture_base_dump_dir")
                 name = folder.name if base is None else f"{Path(base).name}/{folder.parent.name}/{folder.name}"
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                is_inside = name in found or root.resolve() in (root / name).resolve().parents
+            except (ValueError, KeyError, TypeError, AttributeError, OSError, RuntimeError):
                 lost += bool(line.strip())
                 continue
+            if not is_inside:  # as by .. or a symbolic link
+                raise InvalidRequest.of("/dump_dir", f"a folder in {root}", record["dump_dir"])
             found[name] = record
     replayed = {name.partition("/")[0] for name in found if "/" in name}
     return {name: record for name, record in found.items() if name not in replayed}, lost
@@ -212,7 +220,10 @@ def _tensors(folder: Path, kind: str) -> dict[str, Any]:
 
 
 def chosen_call(root: Path, number: int | None, status: int = 2) -> RecordedCall:
-    """A call of a recording. number: None for the only one; status: of errors. Errors: CommandError, OSError."""
+    """A call of a recording. number: None for the only one; status: of errors
+
+    Errors: CommandError, InvalidRequest, OSError.
+    """
     calls = read_recording(root).calls
     number = 0 if number is None and len(calls) == 1 else number
     if number is None or number >= len(calls):

@@ -12,6 +12,7 @@ from attention_service.codecs.safetensors import SafetensorsCodec, file_chunks
 from attention_service.conformance.requests import Choice
 from attention_service.conformance.suite import SuiteCase, make_cases
 from attention_service.version import __version__
+from attention_service.whole_file import whole_file
 
 INDEX: Final = "index.json"
 EXPECTED: Final = "expected"
@@ -38,11 +39,13 @@ def write(
     choice = Choice.of(only, head_dims, dtypes)
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / INDEX).unlink(missing_ok=True)  # a suite that ends early is none, rather than cases of two
     entries = []
     for case in make_cases(cases, seed, choice):
         name = f"{case.name}.safetensors"
         arrays = dict(dotted_tensors({**case.fields, EXPECTED: case.expected, TOLERANCE: case.tolerance}))
-        (folder / name).write_bytes(b"".join(file_chunks(arrays, {})[0]))
+        with whole_file(folder / name) as file:
+            file.writelines(file_chunks(arrays, {})[0])
         entries.append(
             {
                 "file": name,
@@ -54,7 +57,8 @@ def write(
             }
         )
     index = {"format": FORMAT, "version": __version__, "seed": seed, "cases": entries}
-    (folder / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
+    with whole_file(folder / INDEX) as file:
+        file.write(json.dumps(index, indent=1).encode())
     return len(entries)
 
 

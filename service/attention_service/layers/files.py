@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Annotated, Any, Final
 
 import numpy as np
@@ -20,6 +17,7 @@ from attention_service.layers.checks import check, check_header
 from attention_service.layers.layer import Layer
 from attention_service.layers.tensors import BadFile, ReadFile, TensorFile, arrays_of, parse_json
 from attention_service.schemas.layers import StoredLayer, StoredTensor
+from attention_service.whole_file import whole_file
 
 # Bytes of the JSON of a layer.
 MAX_DESCRIPTION: Final = 2**20
@@ -143,13 +141,13 @@ def write_layer(
     check(Layer(name, "", source, options, arrays))
     description, tensors = paths_of(folder, name)
     digest = hashlib.sha256()
-    with _replacing(tensors) as write:
+    with whole_file(tensors, stored=True) as file:
         for chunk in file_chunks(arrays, {})[0]:
             digest.update(chunk)
-            write(chunk)
+            file.write(chunk)
     about = LayerFile(hash=ALGORITHM + digest.hexdigest(), options=dict(options), source=source)
-    with _replacing(description) as write:
-        write((json.dumps(about.model_dump(), indent=2, ensure_ascii=False) + "\n").encode())
+    with whole_file(description, stored=True) as file:
+        file.write((json.dumps(about.model_dump(), indent=2, ensure_ascii=False) + "\n").encode())
     return Layer(name, about.hash, source, options, arrays)
 
 
@@ -158,26 +156,3 @@ def remove_layer(folder: Path, name: str) -> None:
     description, tensors = paths_of(folder, name)
     description.unlink()
     tensors.unlink(missing_ok=True)
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Callable[[Any], object]]:
-    """A function that writes bytes, which at the end take the place of a file as a whole; none if there is an error."""
-    # A name with a dot at its start is no layer's.
-    with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            yield file.write
-            file.flush()
-            os.fsync(file.fileno())
-            os.chmod(file.name, 0o644)  # a temporary file is its owner's alone, and the service may be another user
-            os.replace(file.name, path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(file.name)
-            raise
-    with suppress(OSError):  # not every system opens directories
-        descriptor = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -15,6 +15,7 @@ from attention_service.attention.plan import Plan
 from attention_service.attention.result import Result
 from attention_service.attention.spec import AttentionSpec
 from attention_service.errors import InvalidValue
+from attention_service.whole_file import whole_file
 
 if TYPE_CHECKING:  # drawing is imported when it is asked for
     from attention_service.render.heatmap import Heatmap, HeatmapRequested
@@ -170,7 +171,9 @@ class AttentionResult(Result, Mapping[str, Any]):
         It is computed from the request anew. Errors: ValueError for more than 512 queries or keys, or more than 2²⁰
         scores, OSError.
         """
-        Path(path).write_text(self._page(), encoding="utf-8")
+        content = self._page().encode()
+        with whole_file(path) as file:
+            file.write(content)
 
     def _page(self) -> str:
         from attention_service.library.page import page_of_request

@@ -4,6 +4,7 @@ import { bounded, clamp, fillIn, find, make, times } from "./dom.js";
 import { fromText, toText } from "./tensors.js";
 import { GRADIENT, LEFT_OUT, forStages, forWindow, readFiles, requestOfText, sentenceRequest, sizesOf, withOptions } from "./request.js";
 import { post, postForTensors, session } from "./service.js";
+import { withFields } from "./paste.js";
 import { Result, View } from "./result.js";
 import { paintStages } from "./stages.js";
 import { paintHeads, paintLines } from "./heads.js";
@@ -194,7 +195,7 @@ async function loadOwn(shown) {
 	find("packed").value = packed;
 	if ((text || files.length) && !packed) find("copy-link").title = find("copy-link").dataset.large ?? "";
 	writeAddress({});
-	const next = text ? requestOfText(text) : request;
+	const next = withFields(text ? requestOfText(text) : request);
 	const [mine, other] = [next, state.result?.request ?? {}].map((one) => toText({ ...sizesOf(one), h: 0 }));
 	const isEdited = !shown && mine === other;
 	load(next, isEdited ? undefined : {});
@@ -265,7 +266,7 @@ async function compareKernel() {
 	forgetComparison();
 	const { signal } = controller;
 	const files = find("actual-file").files;
-	const given = files?.length ? await readFiles(files) : requestOfText(find("actual").value);
+	const given = withFields(files?.length ? await readFiles(files) : requestOfText(find("actual").value, "output"));
 	const actual = given.actual ?? (given.input ? { output: given.input } : given);
 	const response = await post("attention/compare", { ...currentRequest(), actual }, "application/json", signal);
 	state.comparison = { actual, report: await response.json() };

@@ -1,7 +1,7 @@
 // Requests in the forms that people have at hand: tables of numbers, lists and arrays of Python and NumPy, assignments.
 
 const NUMBER = String.raw`[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?`;
-const CELL = new RegExp(`^${NUMBER}$`, "i");
+const CELL = new RegExp(`^(?:${NUMBER}|-inf(?:inity)?)$`, "i");
 /** What stands between tokens: white space, comments, prompts and imports of Python. */
 const SKIPPED = /(?:\s+|(?:#|\/\/).*|^(?:>>>|(?:import|from) .*))*/my;
 /** A number, a text, a word, or a sign. */
@@ -12,25 +12,42 @@ const ASSIGNS = /\s*[=:]/y;
 const MODULE = /^(-?)(?:np|numpy|math|torch)\./;
 /** Functions whose first argument is what they return. */
 const ARRAYS = /^(?:\w+\.)*(?:(?:as)?array|(?:as_)?tensor|\w*float\d*)$/i;
-const CONSTANTS = new Map(/** @type {[string, any][]} */ ([["true", true], ["false", false], ["none", undefined], ["null", undefined], ["-inf", -Infinity], ["-infinity", -Infinity]]));
-const SHORT = new Map([["q", "query"], ["k", "key"], ["v", "value"], ["x", "input"]]);
-const TOKENS = new Map([["input", "query_tokens"], ["query", "query_tokens"], ["key", "key_tokens"]]);
+/** @type {Fields} */
+const CONSTANTS = { __proto__: null, true: true, false: false, none: undefined, null: undefined, "-inf": -Infinity, "-infinity": -Infinity };
+/** @type {Fields} */
+const SHORT = { __proto__: null, q: "query", queries: "query", k: "key", keys: "key", v: "value", values: "value", x: "input", inputs: "input" };
+/** Linear maps: x @ W_q of rows, omega_q @ x + beta_q of columns. */
+export const MAP = /^(w|omega|beta|b)_?([qkvoc]|query|key|value|output)$/i;
+export const SOURCES = ["query", "key", "value", "input", "context"];
+/** @type {Fields} */
+const PARTS = { w: "kernel", omega: "weight", o: "output", c: "output" };
+/** Where a row starts, a block, and a matrix that no comma joins to another. */
+const [ROW, NEXT_BLOCK, NEXT_LIST] = [/^[ \t,;]*[^\s,;#]/gm, /(?<=^[ \t\r,;]*\n)/m, /(?<=\]\](?:.*[^,\s])?[ \t\r]*\n)(?=\s*^(?:[\w.]+\()?\[\[)/m];
+/** A name on a line of its own. */
+const HEADING = /^[ \t#]*(quer(?:y|ies)|keys?|values?|inputs?|context|mask|bias|[qkvx]|(?:w|omega|beta|b)_?(?:[qkvoc]|query|key|value|output))[ \t\r:=,;]*$/im;
 /** Brackets within each other. */
 const DEEPEST = 32;
 
 /** @type {fieldOf} */
-export const fieldOf = (name) => SHORT.get(name.length === 1 ? name.toLowerCase() : name) ?? name;
+export const fieldOf = (name) => SHORT[name.toLowerCase()] ?? name;
 
 /** @type {withFields} */
 export const withFields = (request) => {
-	const fields = Object.entries(request).map(([name, value]) => [Object.hasOwn(request, fieldOf(name)) ? name : fieldOf(name), value]);
-	return Object.fromEntries(fields);
+	/** @type {Fields} */
+	const fields = Object.create(null); // without __proto__
+	for (const [name, value] of Object.entries(request)) {
+		const [, kind, letter = ""] = MAP.exec(name.toLowerCase()) ?? [];
+		const [field, role, part] = [fieldOf(name), PARTS[letter] ?? fieldOf(letter), PARTS[kind] ?? "bias"];
+		if (!kind || request.projection || fields.projection?.[role]?.[part]) fields[Object.hasOwn(request, field) ? name : field] = value;
+		else ((fields.projection ??= {})[role] ??= {})[part] = value;
+		if (kind === "omega") fields.layout ??= "dl";
+	}
+	return fields;
 };
 
 /** @type {fail} */
-function fail(text, at, expected) {
+function fail(text, at, expected, got = /^(?:[\w.+-]+|[^])/u.exec(text.slice(at, at + 20))?.[0] ?? "the end") {
 	const line = text.slice(0, at).split("\n");
-	const got = /^(?:[\w.+-]+|[^])/u.exec(text.slice(at, at + 20))?.[0] ?? "the end";
 	throw new Error(`line ${line.length}, column ${(line.at(-1) ?? "").length + 1}: expected ${expected}, got ${got}`);
 }
 
@@ -39,12 +56,40 @@ const truths = (data) => (Array.isArray(data) ? data.map(truths) : data === 0 ||
 
 /** @type {readPasted} */
 export const readPasted = (text, field) => {
+	/** @type {Fields} */
+	const request = Object.create(null);
+	let isTurned;
+	for (const [name, part] of blocksOf(text, field)) {
+		const value = isList(part) ? readLists(part) : readTable(part, name);
+		const fields = Array.isArray(value) ? { [name]: value } : value;
+		const isOther = !MAP.test(name) && (isTurned ??= !!fields.layout) !== !!fields.layout;
+		if (isOther || request[name]) fail(part, part.search(/\S/), isOther ? "words above all blocks or none" : "each name once", name);
+		Object.assign(request, fields);
+	}
+	return request.mask ? { ...request, mask: truths(request.mask) } : request;
+};
+
+/** @type {isList} */
+const isList = (text) => {
 	SKIPPED.lastIndex = 0;
 	SKIPPED.test(text);
 	LISTS.lastIndex = SKIPPED.lastIndex;
-	const value = LISTS.test(text) ? readLists(text) : readTable(text, field);
-	const request = withFields(Array.isArray(value) ? { [field]: value } : value);
-	return request.mask ? { ...request, mask: truths(request.mask) } : request;
+	return LISTS.test(text);
+};
+
+/** @type {blocksOf} */
+const blocksOf = (text, field) => {
+	const isLists = isList(text) && text.split(HEADING)[0].trim();
+	const [before, ...named] = isLists ? [text] : text.split(HEADING);
+	let lines = "";
+	/** @type {placed} */
+	const placed = (part) => [lines + part, (lines += part.replace(/.+/g, ""))][0];
+	const parts = before.split(isLists ? NEXT_LIST : NEXT_BLOCK).map(placed).filter((part) => part.match(ROW));
+	const rows = before.match(ROW)?.length ?? 0;
+	const isOne = field !== "input" || parts.length < 2 || (parts.length === rows && !isLists); // double-spaced
+	if (!isOne && parts.length !== 3) fail(parts[1], parts[1].search(/\S/), "one block (input), three (query, key, value), or names like q: above them", `${parts.length} blocks`);
+	const unnamed = isOne ? [before].filter(() => rows || !named.length) : parts;
+	return [...unnamed.map((part, n) => [isOne ? field : SOURCES[n], part]), ...named.flatMap((name, n) => (n % 2 ? [] : [[fieldOf(name.toLowerCase()), placed(named[n + 1])]]))];
 };
 
 /** @type {readLists} */
@@ -66,7 +111,7 @@ function readLists(text) {
 		return isThere;
 	};
 
-	/** @param {string} expected @param {number} depth @returns {any} */
+	/** @type {readValue} */
 	const readValue = (expected, depth) => {
 		if (depth > DEEPEST) fail(text, at, `at most ${DEEPEST} brackets within each other`);
 		const [first, start] = [token, at];
@@ -103,18 +148,18 @@ function readLists(text) {
 		return Object.fromEntries(entries);
 	};
 
-	/** A constant, or an array with what else Python prints of it. @param {string} expected @param {number} depth */
+	/** @type {readValue} */
 	const readWord = (expected, depth) => {
 		const [word, start] = [token.replace(MODULE, "$1").toLowerCase(), at];
 		advance();
-		if (CONSTANTS.has(word)) return CONSTANTS.get(word);
+		if (word in CONSTANTS) return CONSTANTS[word];
 		if (!ARRAYS.test(word) || !take("(")) fail(text, start, /^[-+]?(?:nan|inf)/.test(word) ? "a finite number or -inf" : expected);
 		const inner = [at, readValue("a number or [", depth + 1)];
 		for (let open = 1; open; advance()) {
 			if (!kind) fail(text, at, ")");
 			open += Number("([{".includes(kind)) - Number(")]}".includes(kind));
 		}
-		return typeof inner[1] === "string" ? CONSTANTS.get(inner[1]) ?? fail(text, inner[0], "a finite number or -inf") : inner[1];
+		return typeof inner[1] === "string" ? CONSTANTS[inner[1]] ?? fail(text, inner[0], "a finite number or -inf") : inner[1];
 	};
 
 	/** @type {[string, any][]} */
@@ -158,7 +203,7 @@ function readTable(text, field) {
 		return { number: number + 1, cells, end, isEmpty: /^\s*(#|$)/.test(content) };
 	}).filter(({ isEmpty }) => !isEmpty);
 	/** @param {{ text: string }} cell */
-	const isWord = ({ text }) => !CELL.test(text) && !/^-inf/i.test(text);
+	const isWord = ({ text }) => !CELL.test(text);
 	const [first = { cells: [] }, second] = lines;
 	const hasHeader = second && (first.cells[0].text === "" || first.cells.every(isWord));
 	const body = lines.slice(hasHeader ? 1 : 0);
@@ -169,11 +214,11 @@ function readTable(text, field) {
 		if (cells.length !== width) fail(text, cells[width]?.at ?? end, `${width} columns as in line ${model}`);
 		return cells.slice(hasLabels ? 1 : 0).map((cell) => {
 			if (isWord(cell)) fail(text, cell.at, cell === first.cells[0] ? "a number, [ or {" : "a number");
-			return cell.text.startsWith("-i") ? -Infinity : Number(cell.text);
+			return /^-i/i.test(cell.text) ? -Infinity : Number(cell.text);
 		});
 	});
 	const labels = hasLabels ? body.map(({ cells }) => cells[0].text) : hasHeader && first.cells.map(({ text }) => text);
 	if (labels && labels.length !== (hasLabels ? rows.length : width)) fail(text, first.cells[0].at, `a word for each of ${width} columns`);
-	const tokens = TOKENS.get(field);
-	return { [field]: rows, ...(labels && tokens && { [tokens]: labels }), ...(labels && !hasLabels && { layout: "dl" }) };
+	const tokens = /^(query|key|input)$/.test(field) && `${field.replace("input", "query")}_tokens`;
+	return { [field]: rows, ...(labels && tokens && { [tokens]: labels }), ...(labels && !hasLabels && !MAP.test(field) && { layout: "dl" }) };
 }

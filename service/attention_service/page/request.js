@@ -3,9 +3,8 @@
 import { times } from "./dom.js";
 import { Tensor, asTensor, fromText, shapeOf, transposed } from "./tensors.js";
 import { readNpy, readNpz, readSafetensors } from "./files.js";
-import { fieldOf, readPasted, withFields } from "./paste.js";
+import { MAP, SOURCES, fieldOf, readPasted } from "./paste.js";
 
-const SOURCES = ["query", "key", "value", "input", "context"];
 /** Results with the axes q and k. */
 export const SCORES = ["scores", "scaled_scores", "capped_scores", "masked_scores", "attention_weights", "hidden_by"];
 /** @type {isMatrix} */
@@ -128,7 +127,7 @@ export const requestOfText = (text, field = "input") => {
 	} catch {
 		return readPasted(text, field);
 	}
-	return Array.isArray(value) || value instanceof Tensor ? { [field]: value } : withFields(value);
+	return Array.isArray(value) || value instanceof Tensor ? { [field]: value } : value;
 };
 
 /** @type {readFiles} */
@@ -147,12 +146,12 @@ export const readFiles = async (files) => {
 /** @type {readFile} */
 async function readFile(file) {
 	const [stem, ending = ""] = file.name.split(/\.(?=[^.]*$)/);
-	const field = TURNED.includes(fieldOf(stem)) ? fieldOf(stem) : "input";
+	const field = MAP.test(stem) || TURNED.includes(fieldOf(stem)) ? fieldOf(stem) : "input";
 	const format = ending.toLowerCase();
 	if (!["npy", "npz", "safetensors"].includes(format)) return requestOfText(await file.text(), field);
 	const buffer = await file.arrayBuffer();
 	if (format === "npy") return { [field]: readNpy(new Uint8Array(buffer)) };
-	return withFields(joinTensors(format === "npz" ? await readNpz(buffer) : readSafetensors(buffer)));
+	return joinTensors(format === "npz" ? await readNpz(buffer) : readSafetensors(buffer));
 }
 
 /** @type {randomOf} */

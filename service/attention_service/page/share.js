@@ -1,25 +1,17 @@
 // Copies and downloads: own data in a link, curl, Python, SVG, PNG, and the page as one file.
 
 import { decorate, fillIn, find, make, makeSvg } from "./dom.js";
-import { Tensor, fromBase64, toBase64, toText } from "./tensors.js";
+import { fromBase64, toBase64, toText } from "./tensors.js";
 import { session } from "./service.js";
 
-/** Bytes of text that a link may hold, and that the page offers for editing. */
+/** Bytes of text that a link or the text to edit may have. */
 export const MOST_TEXT = 30_000;
 
 /** @param {string} text */
 const isShort = (text) => new TextEncoder().encode(text.slice(0, MOST_TEXT + 1)).length <= MOST_TEXT;
 
 /** @type {asRows} */
-const asRows = (value, end = "\n") => {
-	if (!(value instanceof Object) || value instanceof Tensor) return toText(value);
-	if (Array.isArray(value) && !value.some((part) => part instanceof Object)) return `[${value.map((part) => toText(part ?? null)).join(", ")}]`;
-	const inner = `${end} `;
-	const [open, close] = Array.isArray(value) ? "[]" : "{}";
-	const parts = Object.entries(value).filter(([, part]) => part !== undefined);
-	const texts = parts.map(([name, part]) => (open === "{" ? `${toText(name)}: ` : "") + asRows(part, inner));
-	return open + inner + texts.join(`,${inner}`) + end + close;
-};
+const asRows = (value) => toText(value, 1).replace(/\[\s+([^[\]{}]*?)\s+\]/g, (_, row) => `[${row.replace(/\n\s*/g, " ")}]`);
 
 /** @type {editable} */
 export const editable = ({ include, ...request }) => {

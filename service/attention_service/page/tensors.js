@@ -38,23 +38,16 @@ export const shapeOf = (data) => {
 };
 
 /** @type {transposed} */
-export function transposed(data) {
-	if (!Array.isArray(data?.[0])) return data;
-	return data[0].map((_, column) => data.map((/** @type {unknown[]} */ row) => row[column]));
-}
+export const transposed = (data) => (Array.isArray(data?.[0]) ? data[0].map((_, column) => data.map((/** @type {unknown[]} */ row) => row[column])) : data);
 
 /** @type {toBase64} */
-export function toBase64(bytes) {
-	return btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join(""));
-}
+export const toBase64 = (bytes) => btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join(""));
 
 /** @type {fromBase64} */
 export const fromBase64 = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 
 /** @type {toText} */
-export function toText(value) {
-	return JSON.stringify(value, (_, part) => (part instanceof Tensor ? { ...part, bytes: undefined, data: toBase64(part.bytes) } : part));
-}
+export const toText = (value, indent = 0) => JSON.stringify(value, (_, part) => (part instanceof Tensor ? { ...part, bytes: undefined, data: toBase64(part.bytes) } : part), indent);
 
 /** @type {fromText} */
 export function fromText(text) {

@@ -179,13 +179,21 @@ declare global {
   /** A request with the names of its fields in full. */
   type withFields = (request: Fields) => Fields;
   /** Says what was expected at a place of a text, and what is there. */
-  type fail = (text: string, at: number, expected: string) => never;
+  type fail = (text: string, at: number, expected: string, got?: string) => never;
   /** A mask of 0 and 1 as one of false and true. */
   type truths = (data: any) => any;
   /** The request in a text that is no JSON. A table or a list is its `field`. */
   type readPasted = (text: string, field: string) => Fields;
+  /** True for lists, objects, arrays and assignments. */
+  type isList = (text: string) => boolean;
+  /** The fields of a text and their parts of it: below a name, of a table also those between empty lines. */
+  type blocksOf = (text: string, field: string) => string[][];
   /** Lists, objects, arrays and assignments; rows without a name are one list. */
   type readLists = (text: string) => any;
+  /** A value, and of a word: a constant, or an array with what else Python prints of it. */
+  type readValue = (expected: string, depth: number) => any;
+  /** A part of a text below as many empty lines as stand before it, so that errors name its lines. */
+  type placed = (part: string) => string;
   /** A text without its quotation marks. */
   type unquoted = (quoted: string) => string;
   /** Rows of numbers. A first column of words, else a first row of words, are tokens. */
@@ -269,7 +277,7 @@ declare global {
   type savePicture = (event: Event) => Promise<void>;
   type download = (name: string, href: string) => void;
   /** JSON text with one row of a matrix in a line, indented. */
-  type asRows = (value: any, end?: string) => string;
+  type asRows = (value: any) => string;
   /** A request as text to edit, "" if it is too long. */
   type editable = (request: Fields) => string;
   /** A text as it stands in an address: deflated, in base64url; "" if it is too long. */
@@ -285,7 +293,7 @@ declare global {
   /** The numbers of a tensor in row-major order. */
   type numbers = (tensor: Tensor) => Numbers;
   /** JSON text with tensors as typed arrays. */
-  type toText = (value: unknown) => string;
+  type toText = (value: unknown, indent?: number) => string;
   /** The inverse of `toText`. */
   type fromText = (text: string) => any;
   type toBase64 = (bytes: Uint8Array) => string;

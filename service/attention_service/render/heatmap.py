@@ -25,6 +25,7 @@ from attention_service.render.picture import Picture, make_picture, picture_plan
 from attention_service.render.png import to_png
 from attention_service.render.svg import to_svg
 from attention_service.schemas.heatmap import HeatmapRequest, Theme
+from attention_service.whole_file import whole_file
 
 SVG: Final = "image/svg+xml"
 PNG: Final = "image/png"
@@ -135,11 +136,13 @@ class Heatmap:
 
     def save(self, path: str | Path) -> None:
         """Write the picture, as SVG or PNG by the suffix of the file. Errors: ValueError for another suffix, OSError"""
-        file = Path(path)
-        media_type = SUFFIXES.get(file.suffix.lower())
+        name = Path(path)
+        media_type = SUFFIXES.get(name.suffix.lower())
         if media_type is None:
-            raise ValueError(f"{file.name}: expected a name that ends in {' or '.join(SUFFIXES)}")
-        file.write_bytes(self.svg.encode() if media_type == SVG else self.png)
+            raise ValueError(f"{name.name}: expected a name that ends in {' or '.join(SUFFIXES)}")
+        picture = self.svg.encode() if media_type == SVG else self.png
+        with whole_file(path) as file:
+            file.write(picture)
 
     def __repr__(self) -> str:
         return f"Heatmap: {self.requested}"

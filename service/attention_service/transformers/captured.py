@@ -28,6 +28,7 @@ from attention_service.transformers.pages import (
     in_frame,
     page_of_layers,
 )
+from attention_service.whole_file import whole_file
 
 # Stages that a picture can be drawn of from what is kept.
 DRAWN = ("attention_weights", "masked_scores")
@@ -198,7 +199,9 @@ class Captured(Mapping[int, CapturedAttention]):
         Errors: ValueError if nothing is captured, or for more than 512 queries or keys, 2²⁰ weights of a layer, or
         2²² of all; OSError.
         """
-        Path(path).write_text(self._page(title), encoding="utf-8")
+        content = self._page(title).encode()
+        with whole_file(path) as file:
+            file.write(content)
 
     def _page(self, title: str = TITLE) -> str:
         calls = self._last_calls()

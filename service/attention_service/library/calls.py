@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from attention_service.attention.arrays import is_number
 from attention_service.attention.spec import AttentionSpec
 from attention_service.backends.base import Backend
 from attention_service.backends.registry import Backends
@@ -170,7 +171,7 @@ def _with_numbers(value: Any) -> Any:
     """A field whose arrays without axes are numbers, as those fields need that are one number."""
     if isinstance(value, dict):
         return {name: _with_numbers(inner) for name, inner in value.items()}
-    if isinstance(value, np.ndarray) and value.ndim == 0:
+    if isinstance(value, np.ndarray) and value.ndim == 0 and (value.dtype == bool or is_number(value.dtype)):
         return value.item() if value.dtype.kind in "biu" else float(value)
     return value
 

@@ -65,7 +65,7 @@ def add_dotted(fields: dict[str, Any], values: Mapping[str, Any]) -> None:
 
 
 def check_count(count: int) -> None:
-    """Refuse more tensors than any request has. Errors: InvalidRequest."""
+    """Refuse more tensors, and keys beside them, than any request has. Errors: InvalidRequest."""
     if count > MAX_TENSORS:
         raise InvalidRequest.at("", f"at most {MAX_TENSORS} tensors", str(count))
 

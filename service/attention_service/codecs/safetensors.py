@@ -33,10 +33,12 @@ from attention_service.codecs.named_tensors import (
     split_answer,
 )
 from attention_service.codecs.shapes import MAX_RANK, shape_of
-from attention_service.errors import DuplicateKey, InvalidTensors, TooDeep, describe, quote
+from attention_service.errors import QUOTE_LENGTH, DuplicateKey, InvalidTensors, TooDeep, child, describe, quote
 
 NAMES: Final = {dtype: name for name, dtype in SAFETENSORS_TYPES.items()}
 METADATA: Final = "__metadata__"
+# Where fields are that are no tensors.
+PLACE: Final = f"the JSON text {REQUEST} of {METADATA}"
 BOOLEAN: Final = NAMES[np.dtype(np.bool_)]
 # A header names at most MAX_TENSORS tensors in about 100 bytes each; the JSON text stands in it too.
 MAX_HEADER: Final = 8 * 2**20
@@ -80,12 +82,14 @@ class SafetensorsCodec(Codec):
         if has_too_many_lists(header):
             raise InvalidTensors.at("", f"a header of at most {MAX_LISTS} arrays and objects", "more")
         header_entries = parse_header(header)
-        text = _text(header_entries.pop(METADATA, {}))
-        check_count(len(header_entries))
+        metadata = header_entries.pop(METADATA, {})
+        text = _text(metadata)
+        check_count(len(header_entries) + len(metadata))
         entries = checked_entries(header_entries, len(data))
         if quickly and sum(entry.end - entry.begin for entry in entries if entry.dtype == BOOLEAN) > QUICK_BOOLEANS:
             raise NotQuick
-        return request_fields(read_tensors(entries, data), text, quickly=quickly)
+        unread = {name[:QUOTE_LENGTH]: (child(f"/{METADATA}", name), PLACE) for name in metadata if name != REQUEST}
+        return request_fields(read_tensors(entries, data), text, quickly=quickly)._replace(unread=unread)
 
     def decode_bound(self, length: int, limit: int) -> int:
         """Upper bound of the memory for decoding any body of `length` bytes."""

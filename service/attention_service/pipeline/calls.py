@@ -175,7 +175,7 @@ class AttentionOrCall(Operation[PreparedRequest | PreparedCall, Codec, Result]):
 
 def prepare_call(decoded: Decoded, backends: Backends) -> PreparedCall:
     """The call of a request. Errors: InvalidRequest of every kind, with pointers into /arguments."""
-    body = validate(AttentionRequest, decoded.fields)
+    body = validate(AttentionRequest, decoded.fields, decoded.unread)
     function, given, untyped = named_call(body, decoded, BESIDE)
     include = body.include if "include" in body.model_fields_set and body.include is not None else ()
     for n, name in enumerate(include):

@@ -32,6 +32,10 @@ PLAN: Final = (
     "num_kv_heads: int, head_dim: int, page_size: int, pos_encoding_mode: str = 'NONE', window_left: int = -1, "
     "q_data_type: Union[str, torch.dtype, NoneType] = 'float16') -> None"
 )
+PLAN_0_7: Final = (
+    "(self, indptr: torch.Tensor, indices: torch.Tensor, last_page_len: torch.Tensor, num_qo_heads: int, "
+    "num_kv_heads: int, head_dim: int, page_size: int, *deprecated_positional_args: Any, **kwargs: Any) -> None"
+)
 RUN: Final = (
     "(self, q: torch.Tensor, paged_kv_cache: Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]], *args, "
     "return_lse: bool = False, enable_pdl: Optional[bool] = None) -> torch.Tensor"
@@ -238,33 +242,35 @@ def test_a_recorded_call_is_computed_with_its_weights(
     assert answered(capsysbinary, str(folder))["output"] == found["output"]  # the only call in its folder
 
 
-def test_a_plan_of_0_7_has_its_options_by_position_too(
+def test_a_run_leaves_to_the_plan_what_it_says_none_of(
     tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    """What FlashInfer 0.7.2 accepts beyond its signature. A run that leaves the window to the plan says None."""
+    """A window of the plan, by the signature that FlashInfer 0.7.2 has."""
     recorder, me = FlightRecorder(tmp_path), object()
-    signature = "(self, indptr, indices, last_page_len, num_qo_heads: int, num_kv_heads: int, head_dim: int, "
-    signature += "page_size: int, *deprecated_positional_args: Any, **kwargs: Any) -> None"
     pair = tensor(5, 1, 4, 4), tensor(5, 1, 4, 4) + 1
     for window, seen in ((0, [0.0, 0.0, 1.0]), (1, [0.0, 0.5, 0.5])):
         recorder.record(f"{DECODE}.__init__", INIT, (me, tensor(8), "HND"), {}, self_id=1)
-        given = integers(0, 1), integers(2), integers(3), 2, 1, 4, 4, "NONE", window
-        keywords = {"is_causal": None, "sm_scale": 1.0}
-        recorder.record(f"{DECODE}.plan", signature, (me, *given), keywords, self_id=1)
+        given = integers(0, 1), integers(2), integers(3), 2, 1, 4, 4
+        planned = {"window_left": window, "is_causal": None, "sm_scale": 1.0}
+        recorder.record(f"{DECODE}.plan", PLAN_0_7, (me, *given), planned, self_id=1)
         result = tensor(1, 2, 4), tensor(1, 2, dtype=np.float32)
-        query = np.zeros((1, 2, 4), np.float16)
-        keywords = {"return_lse": True, "window_left": None}
+        query, keywords = np.zeros((1, 2, 4), np.float16), {"return_lse": True, "window_left": None}
         folder = recorder.record(f"{DECODE}.run", RUN, (me, query, pair), keywords, result, self_id=1)
         assert answered(capsysbinary, str(folder))["attention_weights"] == [[[seen]] * 2]
 
 
 def test_a_positional_argument_behind_those_of_the_signature_is_refused(tmp_path: Path) -> None:
-    """What a kernel of one's own would get by *args is none of the keywords behind it."""
+    """What a kernel of one's own would get by *args is none of the keywords behind it. In 0.7 the same of a plan."""
     recorder, me = FlightRecorder(tmp_path), object()
     pair = tensor(5, 1, 4, 4), tensor(5, 1, 4, 4) + 1
     recorder.record(f"{DECODE}.run", RUN, (me, tensor(1, 2, 4), pair, 0.5), {}, tensor(1, 2, 4), self_id=1)
     with pytest.raises(InvalidRequest, match="3 arguments, as the signature has them, got arg_3"):
         read_recording(tmp_path).calls[0].arguments()
+    given = integers(0, 1), integers(2), integers(3), 2, 1, 4, 4
+    recorder.record(f"{DECODE}.plan", PLAN_0_7, (me, *given, "NONE"), {}, self_id=2)
+    recorder.record(f"{DECODE}.run", RUN, (me, tensor(1, 2, 4), pair), {}, tensor(1, 2, 4), self_id=2)
+    with pytest.raises(InvalidRequest, match="8 arguments, as the signature has them, got arg_8"):
+        read_recording(tmp_path).calls[1].arguments()
 
 
 def test_a_plan_that_was_recorded_as_text_is_refused_by_name(tmp_path: Path) -> None:

@@ -31,11 +31,7 @@ def is_float(dtype: np.dtype) -> bool:
 
 
 def is_number(dtype: np.dtype) -> bool:
-    """True for integers of NumPy and the types of FLOATS.
-
-    Codes, as of float8, are no numbers without their factor. NumPy's kind does not tell: float8_e5m2 has that of
-    floats.
-    """
+    """True for integers of NumPy and the types of FLOATS. NumPy's kind does not tell: it calls float8_e5m2 a float."""
     return dtype.kind in "iu" or dtype in _FLOATS
 
 

@@ -31,14 +31,13 @@ from attention_service.codecs.named_tensors import (
     plain_fields,
     request_fields,
     split_answer,
+    unread_names,
 )
 from attention_service.codecs.shapes import MAX_RANK, shape_of
-from attention_service.errors import QUOTE_LENGTH, DuplicateKey, InvalidTensors, TooDeep, child, describe, quote
+from attention_service.errors import DuplicateKey, InvalidTensors, TooDeep, describe, quote
 
 NAMES: Final = {dtype: name for name, dtype in SAFETENSORS_TYPES.items()}
 METADATA: Final = "__metadata__"
-# Where fields are that are no tensors.
-PLACE: Final = f"the JSON text {REQUEST} of {METADATA}"
 BOOLEAN: Final = NAMES[np.dtype(np.bool_)]
 # A header names at most MAX_TENSORS tensors in about 100 bytes each; the JSON text stands in it too.
 MAX_HEADER: Final = 8 * 2**20
@@ -84,11 +83,11 @@ class SafetensorsCodec(Codec):
         header_entries = parse_header(header)
         metadata = header_entries.pop(METADATA, {})
         text = _text(metadata)
-        check_count(len(header_entries) + len(metadata))
+        check_count(len(header_entries))
         entries = checked_entries(header_entries, len(data))
         if quickly and sum(entry.end - entry.begin for entry in entries if entry.dtype == BOOLEAN) > QUICK_BOOLEANS:
             raise NotQuick
-        unread = {name[:QUOTE_LENGTH]: (child(f"/{METADATA}", name), PLACE) for name in metadata if name != REQUEST}
+        unread = unread_names([(f"/{METADATA}", metadata)], f"the JSON text {REQUEST} of {METADATA}")
         return request_fields(read_tensors(entries, data), text, quickly=quickly)._replace(unread=unread)
 
     def decode_bound(self, length: int, limit: int) -> int:

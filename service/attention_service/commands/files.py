@@ -19,7 +19,7 @@ from attention_service.codecs.decoded import Decoded
 from attention_service.codecs.named_tensors import REQUEST, dotted_tensors, plain_fields
 from attention_service.codecs.safetensors import SafetensorsCodec, request_bytes
 from attention_service.codecs.table import CODECS
-from attention_service.errors import InvalidRequest, InvalidTensors, NotAcceptable, UnsupportedMediaType, child
+from attention_service.errors import InvalidRequest, InvalidTensors, NotAcceptable, UnsupportedMediaType
 from attention_service.pipeline.json_fields import json_fields
 
 # Media types by the suffix of a file.
@@ -50,7 +50,7 @@ def read_request(path: Path, names: Collection[str] = ()) -> Decoded:
     if not isinstance(fields["request"], Mapping):
         raise InvalidRequest.of("/request", "a dict of the request's fields", fields["request"])
     sent = {name: value for name, value in fields.items() if name in names}
-    unread = {name: (child("", name), "the dict request") for name in fields if name not in names}
+    unread = {str(name): ("", "the dict request") for name in fields if name not in names}
     return Decoded(dict(fields["request"]) | ({"actual": sent} if sent else {}), frozenset(), unread=unread)
 
 

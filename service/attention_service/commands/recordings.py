@@ -37,11 +37,6 @@ CAPTURED: Final = "CUDAGraph"
 STATES: Final = ("__init__", "plan")
 RESULTS: Final = ("output", "logsumexp")
 IGNORED: Final = "changes nothing"
-# What the plan of decode may have behind the parameters of its signature.
-DEPRECATED: Final = (
-    "pos_encoding_mode window_left logits_soft_cap q_data_type kv_data_type o_data_type data_type sm_scale rope_scale "
-    "rope_theta non_blocking block_tables seq_lens fixed_split_size disable_split_kv q_len_per_req"
-)
 
 Record = Mapping[str, Any]
 
@@ -182,8 +177,7 @@ def parameters(signature: str) -> list[str]:
                 break
         elif not depth:
             begun += part
-    positional = takewhile(lambda name: not name.startswith("*"), [name for name in names if name not in ("", "/")])
-    return [*positional, *(DEPRECATED.split() if "*deprecated_positional_args" in names else ())]
+    return [name for name in takewhile(lambda name: not name.startswith("*"), names) if name not in ("", "/")]
 
 
 def _value(value: Any, tensors: Mapping[str, np.ndarray]) -> Any:

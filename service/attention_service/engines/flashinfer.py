@@ -102,13 +102,12 @@ def mla(given: Arguments) -> Call:
     scale = "bmm1_scale" if "bmm1_scale" in given else "sm_scale"
     if scale not in given:
         raise MissingField.at("/sm_scale", "a number", "none", "1/√d of the model, not of the compressed keys")
-    modes = ("none", "base2", "basee")
-    is_natural = given.flag("return_lse_base_on_e") or given.choice("lse_mode", modes) == "basee"
+    mode = given.choice("lse_mode", ("none", "base2", "basee"))
     given.agree(
         {"num_heads": query.heads, "head_dim_ckv": value.features, "head_dim_kpe": rotated.features, "page_size": page}
     )
     key, value = joined(value, rotated), scaled(given, "bmm2_scale", value)
-    form = TOKENS._replace(base="e" if is_natural else "2")
+    form = TOKENS._replace(base="e" if given.flag("return_lse_base_on_e") or mode == "basee" else "2")
     return _call(given, query, key, value, causal=given.flag("causal"), form=form, scale=scale)
 
 

@@ -63,8 +63,7 @@ def import_layer(
         configuration = text if isinstance(text, dict) else whole
         kind = FAMILIES[family] if family is not None else family_of(configuration)
         names, where = _names(checkpoint, text), _place_of(kind, layer)
-        if layer is not None and "{layer}" in where[0]:
-            layer = layer_number([name for name in names if name.startswith(prefix or "")], *where, layer)
+        layer = layer_number(names, *where, layer, prefix)
         place = find_module(names, *where, layer, prefix)
         model = _model_of(configuration, kind)
         if kind.model_types:

@@ -181,10 +181,7 @@ def arrays_of(content: memoryview) -> dict[str, np.ndarray]:
 
 
 def _entries(header: memoryview, available: int, *, is_layer: bool = True) -> dict[str, Entry]:
-    """The tensors that a header names. is_layer: False for a file of another library, whose metadata are its own
-
-    Errors: as of `checked_entries`; BadFile for a field in the metadata of a layer, where none is read.
-    """
+    """The tensors that a header names. Errors: as of `checked_entries`, BadFile for a field in a layer's metadata."""
     found = parse_header(header)
     metadata = found.pop(METADATA, None)
     for name in metadata if is_layer and isinstance(metadata, dict) else ():

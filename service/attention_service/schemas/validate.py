@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ValidationError
@@ -30,7 +29,6 @@ Model = TypeVar("Model", bound=BaseModel)
 
 # Faults of one request that are reported together.
 MAX_FAULTS = 10
-NONE: Final[Mapping[str, tuple[str, str]]] = MappingProxyType({})
 
 
 def misplaced(model: type[BaseModel], unread: Mapping[str, tuple[str, str]]) -> list[Fault]:
@@ -43,13 +41,13 @@ def misplaced(model: type[BaseModel], unread: Mapping[str, tuple[str, str]]) -> 
     return found[:MAX_FAULTS]
 
 
-def validate(model: type[Model], fields: dict[str, Any], unread: Mapping[str, tuple[str, str]] = NONE) -> Model:
+def validate(model: type[Model], fields: dict[str, Any], unread: Mapping[str, tuple[str, str]] | None = None) -> Model:
     """The fields as a model. unread: as of `Decoded`
 
     Errors: UnknownField for fields that stand where none is read. InvalidValue, UnknownField or InvalidArray with one
     fault for each error that pydantic found; InvalidRequest if these are of several classes.
     """
-    if faults := misplaced(model, unread):
+    if faults := misplaced(model, unread or {}):
         raise UnknownField(*faults)
     try:
         return model.model_validate(fields)

@@ -139,9 +139,7 @@ def _booleans(array: np.ndarray, pointer: str) -> np.ndarray:
     """The array itself. Errors: InvalidArray for numbers, whose hint depends on whether all are 0 or 1."""
     if array.dtype != bool:
         field = pointer.removeprefix("/")
-        if not is_number(array.dtype):
-            advice = ""
-        elif ((array == 0) | (array == 1)).all():
+        if is_number(array.dtype) and ((array == 0) | (array == 1)).all():
             advice = f"if 1 means takes part, send {field} != 0; else {field} == 0"
         else:
             advice = "for numbers to be added to the scores use bias"

@@ -14,21 +14,11 @@ import numpy as np
 from attention_service.attention.gradients import gradient_names
 from attention_service.attention.spec import Output
 from attention_service.codecs.decoded import Decoded, RequestedOutputs
-from attention_service.codecs.named_tensors import add_dotted, check_count, dotted_tensors
+from attention_service.codecs.named_tensors import add_dotted, dotted_tensors, unread_names
 from attention_service.codecs.oip.tensors import parameters_of
-from attention_service.errors import (
-    QUOTE_LENGTH,
-    FieldConflict,
-    InvalidTensors,
-    InvalidValue,
-    MissingField,
-    UnknownField,
-    child,
-)
+from attention_service.errors import FieldConflict, InvalidTensors, InvalidValue, MissingField, UnknownField, child
 from attention_service.version import MODEL
 
-# Where fields are that are no tensors.
-PLACE: Final = "the parameters of the request"
 BINARY_OUTPUT: Final = "binary_data_output"
 ALWAYS: Final = "output"
 WEIGHTS: Final = "attention_weights"
@@ -45,16 +35,10 @@ IGNORED: Final = frozenset(
 
 
 def assembled(
-    request: Mapping[str, Any],
-    tensors: Mapping[str, Any],
-    inputs: Iterable[Iterable[str]],
-    *,
-    binary: bool = False,
-    model: str = MODEL,
+    request: Mapping[str, Any], tensors: Mapping[str, Any], *, binary: bool = False, model: str = MODEL
 ) -> Decoded:
     """The fields of a request from its tensors and all its other parts.
 
-    inputs: the names that stand in each input beside its tensor, where no field is read
     binary: True if outputs come as bytes unless the request says otherwise
     model: any but MODEL is a stored layer
     Errors: InvalidTensors, InvalidValue, FieldConflict, UnknownField.
@@ -72,18 +56,13 @@ def assembled(
         if "include" in fields:
             raise FieldConflict.at("/parameters/include", "include or outputs", "both")
         fields["include"] = _include(outputs.binary, top_k=fields.get("top_k") is not None)
-    return Decoded(fields, frozenset(), outputs, _unread(request, inputs))
-
-
-def _unread(request: Mapping[str, Any], inputs: Iterable[Iterable[str]]) -> dict[str, tuple[str, str]]:
-    """Names that are neither inputs nor parameters of the request, as of `Decoded`. Errors: InvalidRequest for many."""
-    outputs = [("/outputs", chain(entry, entry.get("parameters") or ())) for entry in request.get("outputs") or ()]
-    found: dict[str, tuple[str, str]] = {}
-    for pointer, names in chain([("", request)], ((f"/inputs/{i}", names) for i, names in enumerate(inputs)), outputs):
-        for name in names:
-            found.setdefault(name[:QUOTE_LENGTH], (pointer, PLACE))
-            check_count(len(found))
-    return found
+    places = (
+        (f"/{kind}/{i}", chain(entry, entry.get("parameters") or ()))
+        for kind in ("inputs", "outputs")
+        for i, entry in enumerate(request.get(kind) or ())
+    )
+    unread = unread_names(chain([("", request)], places), "the parameters of the request")
+    return Decoded(fields, frozenset(), outputs, unread)
 
 
 def _options(parameters: Mapping[str, Any]) -> dict[str, Any]:

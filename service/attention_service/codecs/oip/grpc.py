@@ -100,8 +100,8 @@ class GRPCCodec(Codec):
         tensors = tensors_of(_inputs(inputs, raw))
         outputs = [{"name": output.name, "parameters": _scalars(output.parameters)} for output in request.outputs]
         plain = {"id": request.id or None, "outputs": outputs, "parameters": _scalars(request.parameters)}
-        names = (tensor.parameters for tensor in inputs)
-        return assembled(plain, tensors, names, binary=bool(raw), model=self._model)
+        plain["inputs"] = [{"parameters": tensor.parameters} for tensor in inputs]
+        return assembled(plain, tensors, binary=bool(raw), model=self._model)
 
     def decode_bound(self, length: int, limit: int) -> int:
         """Upper bound of the memory for decoding any message of `length` bytes."""

@@ -68,9 +68,7 @@ class HTTPCodec(Codec):
         whole = memoryview(body)
         text, tail = whole[: self._head], whole[len(body) if self._head is None else self._head :]
         request = reader.decode(text, quickly=quickly).fields
-        tensors = tensors_of(_inputs(request.get("inputs"), tail))
-        names = (chain(entry, entry.get("parameters") or ()) for entry in request["inputs"])
-        return assembled(request, tensors, names, model=self._model)
+        return assembled(request, tensors_of(_inputs(request.get("inputs"), tail)), model=self._model)
 
     def decode_bound(self, length: int, limit: int) -> int:
         """Upper bound of the memory for decoding any body of `length` bytes."""

@@ -42,7 +42,7 @@ def test_a_function_is_found_by_its_name() -> None:
     ("module", "version"), [("flash_attn_interface", 3), ("flash_attn.cute.interface", 4), ("flash_attn.x", 2)]
 )
 def test_the_version_is_that_of_the_package(module: str, version: int) -> None:
-    """(-1, 0) is causal in versions 2 and 3, and no window at all in 4: without a version it would be refused."""
+    """(1, -1) has no right bound in versions 2 and 3, and one in 4: without a version it would be refused."""
 
     def flash_attn_func(q: Array, k: Array, v: Array, window_size: Any) -> Array:
         found = call("flash_attn.flash_attn_func", version=version, q=q, k=k, v=v, window_size=window_size)
@@ -51,10 +51,10 @@ def test_the_version_is_that_of_the_package(module: str, version: int) -> None:
     flash_attn_func.__module__, flash_attn_func.__qualname__ = module, "flash_attn_func"
     random = np.random.default_rng(0)
     arguments: dict[str, Any] = {name: random.normal(size=(1, 4, 2, 8)) for name in "qkv"}
-    assert assert_call(flash_attn_func, **arguments, window_size=(-1, 0)).verdict.status == "correct"
+    assert assert_call(flash_attn_func, **arguments, window_size=(1, -1)).verdict.status == "correct"
     other = 4 if version < 4 else 2
     with pytest.raises(AssertionError, match="wrong"):
-        assert_call(flash_attn_func, **arguments, window_size=(-1, 0), version=other)
+        assert_call(flash_attn_func, **arguments, window_size=(1, -1), version=other)
 
 
 def test_a_wrong_function_raises_the_report() -> None:

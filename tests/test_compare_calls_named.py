@@ -131,7 +131,7 @@ def test_planted_mistakes_of_random_calls_are_named_first(name: str) -> None:
     for seed in range(8):
         drawn = DRAWS[name](Draw(seed))
         wanted = planted(drawn)
-        query = next(drawn.arguments[one] for one in ("q", "query", "q_nope") if one in drawn.arguments)
+        query = drawn.query
         if not wanted or query.dtype.itemsize < 4:  # too coarse for a small mistake
             continue
         report = judged(drawn.function, drawn.arguments, *in_axes(drawn, query.dtype), drawn.version)

@@ -203,9 +203,9 @@ def test_flashinfer_merges_states_of_base_2() -> None:
     ("version", "window", "causal", "expected"),
     [
         (2, (-1, 0), False, [2, 3]),
-        (4, (-1, 0), False, [3, 3]),
-        (4, (-1, 0), True, [2, 3]),
         (4, (-1, -1), False, [3, 3]),
+        (4, (-1, -1), True, [2, 3]),
+        (4, (-2, -3), False, [3, 3]),
         (4, (None, -1), False, [1, 2]),
         (4, (-1, 1), False, [1, 0]),
         (4, (-1, None), False, [1, 0]),
@@ -233,6 +233,9 @@ def test_a_window_that_versions_read_differently_needs_the_version() -> None:
         assert pointer == "/window_size"
         assert "`version`" in text
     assert fault("flash_attn.flash_attn_func", 2, **arrays, window_size=(-2, 0))[0] == "/window_size"
+    for window, causal in (((-1, 0), False), ((-1, 0), True), ((1, -2), False)):  # no key, before 4.0.0b36 all of them
+        pointer, text = fault("flash_attn.flash_attn_func", 4, **arrays, window_size=window, causal=causal)
+        assert (pointer, "sides whose sum is at least 0" in text) == ("/window_size", True)
     assert fault("flash_attn.flash_attn_func", 2, **arrays, window_size=(1, 2, 3))[0] == "/window_size"
     assert fault("flash_attn.flash_attn_func", 2, **arrays, window_size=(1, 2.5))[0] == "/window_size/1"
 

@@ -73,7 +73,8 @@ def test_the_commands(folder: Path, llama: Path, capfd: pytest.CaptureFixture[st
         (("--name", "attention"), 2, "--name: expected"),
         (("--name", "a/b"), 2, "--name: expected"),
         (("--family", "mamba"), 2, "--family: expected one of bert"),
-        (("--layer", "5"), 1, "no tensor"),
+        (("--layer", "5"), 1, "--layer: expected 0 to 1, or -1 for the last of them, got 5"),
+        (("--layer", "-3"), 1, "--layer: expected 0 to 1, or -1 for the last of them, got -3"),
         (("--dir", "/nowhere"), 2, "no such directory"),
     ],
 )

@@ -285,8 +285,8 @@ def test_which_module_must_be_clear(tmp_path: Path) -> None:
     assert "vision" in import_layer(path, 1, prefix="vision.").source
     with pytest.raises(BadFile, match="which layer"):
         import_layer(path, None)
-    with pytest.raises(BadFile, match=r"ends in layers\.7\.self_attn"):
-        import_layer(path, 7)
+    with pytest.raises(BadFile, match=r"ends in layers\.0\.self_attn"):
+        import_layer(path, 0)
 
 
 # Files.
@@ -317,11 +317,49 @@ def test_a_checkpoint_of_several_files(llama: Path) -> None:
         import_layer(llama, 1)
 
 
+def test_the_single_file_is_taken_before_an_index(llama: Path) -> None:
+    """As transformers chooses, 5.23 and 5.24: tests/peers/test_layers.py asks it."""
+    whole = (llama / "model.safetensors").read_bytes()
+    expected = import_layer(llama, 1).arrays
+    for name, file in sharded(llama).items():
+        safetensors.numpy.save_file({name: np.zeros_like(LLAMA[name])}, llama / file)
+    (llama / "model.safetensors").write_bytes(whole)
+    found = import_layer(llama, 1).arrays
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
+@pytest.mark.parametrize(("family", "extra"), [(None, {}), ("torch", {"heads": HEADS})])
+def test_negative_layers_count_from_the_end(tmp_path: Path, family: str | None, extra: dict[str, Any]) -> None:
+    arrays = {name.replace("layers.1.", f"layers.{n}."): array + n for name, array in LLAMA.items() for n in range(3)}
+    config = LLAMA_CONFIG
+    if family == "torch":
+        arrays = {
+            f"encoder.layers.{n}.self_attn.{name}": np.full(shape, n + 1.0, np.float32)
+            for n in range(12)
+            for name, shape in {"in_proj_weight": (3 * HIDDEN, HIDDEN), "out_proj.weight": (HIDDEN, HIDDEN)}.items()
+        }
+        config = {}
+    path = checkpoint(tmp_path, config, arrays)
+    last = max(int(name.split("layers.")[1].split(".")[0]) for name in arrays)
+    for back in range(1, last + 2):
+        found, expected = (import_layer(path, n, family=family, **extra) for n in (-back, last + 1 - back))
+        assert found.source == expected.source
+        assert found.arrays.keys() == expected.arrays.keys()
+        for name, array in expected.arrays.items():
+            np.testing.assert_array_equal(found.arrays[name], array)
+    for layer in (last + 1, -last - 2):
+        with pytest.raises(BadFile, match=f"--layer: expected 0 to {last}, or -1 for the last of them, got {layer}"):
+            import_layer(path, layer, family=family, **extra)
+
+
 @pytest.mark.parametrize(
     "index",
     ["{", "[]", "{}", '{"weight_map": {"a": "../x"}}', '{"weight_map": {"a": "x\\u0000"}}', '{"weight_map": {"a": 1}}'],
 )
 def test_a_hostile_index_is_refused(index: str, llama: Path) -> None:
+    (llama / "model.safetensors").unlink()
     (llama / "model.safetensors.index.json").write_text(index)
     with pytest.raises(BadFile, match=r"model\.safetensors\.index\.json"):
         import_layer(llama, 1)

@@ -13,6 +13,7 @@ import safetensors.numpy
 
 from attention_service.cli import main
 from attention_service.commands.recordings import is_recording, parameters, read_recording
+from attention_service.engines.table import decode as decode_call
 from attention_service.errors import InvalidRequest, InvalidTensors, MissingField
 from tests.helpers.flight_recorder import FlightRecorder
 
@@ -30,6 +31,10 @@ PLAN: Final = (
     "(self, indptr: torch.Tensor, indices: torch.Tensor, last_page_len: torch.Tensor, num_qo_heads: int, "
     "num_kv_heads: int, head_dim: int, page_size: int, pos_encoding_mode: str = 'NONE', window_left: int = -1, "
     "q_data_type: Union[str, torch.dtype, NoneType] = 'float16') -> None"
+)
+PLAN_0_7: Final = (
+    "(self, indptr: torch.Tensor, indices: torch.Tensor, last_page_len: torch.Tensor, num_qo_heads: int, "
+    "num_kv_heads: int, head_dim: int, page_size: int, *deprecated_positional_args: Any, **kwargs: Any) -> None"
 )
 RUN: Final = (
     "(self, q: torch.Tensor, paged_kv_cache: Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]], *args, "
@@ -248,7 +253,8 @@ def test_values_of_the_metadata(tmp_path: Path) -> None:
     keywords = {"o_data_type": np.dtype(np.float32), "mode": Mode.NONE, "sizes": [1, (2, 3)], "jit": object, "x": None}
     FlightRecorder(tmp_path).record("single_decode_with_kv_cache", "(q)", (tensor(2, 4),), keywords, tensor(2, 4))
     found = read_recording(tmp_path).calls[0].arguments()
-    assert (found["o_data_type"], found["mode"], found["sizes"], found["x"]) == ("float32", 0, [1, [2, 3]], None)
+    assert (found["o_data_type"], found["mode"], found["sizes"]) == ("float32", 0, [1, [2, 3]])
+    assert "x" not in found  # None says nothing
     assert found["jit"].startswith("<class")
 
 
@@ -274,6 +280,48 @@ def test_a_recorded_call_is_computed_with_its_weights(
     np.testing.assert_allclose(found["attention_weights"][0], weights[:, None], atol=1e-15)
     np.testing.assert_allclose(found["output"][0], weights @ (keys + 1), rtol=1e-12)
     assert answered(capsysbinary, str(folder))["output"] == found["output"]  # the only call in its folder
+
+
+def test_a_run_leaves_to_the_plan_what_it_says_none_of(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """A window of the plan, by the signature that FlashInfer 0.7.2 has."""
+    recorder, me = FlightRecorder(tmp_path), object()
+    pair = tensor(5, 1, 4, 4), tensor(5, 1, 4, 4) + 1
+    for window, seen in ((0, [0.0, 0.0, 1.0]), (1, [0.0, 0.5, 0.5])):
+        recorder.record(f"{DECODE}.__init__", INIT, (me, tensor(8), "HND"), {}, self_id=1)
+        given = integers(0, 1), integers(2), integers(3), 2, 1, 4, 4
+        planned = {"window_left": window, "is_causal": None, "sm_scale": 1.0}
+        recorder.record(f"{DECODE}.plan", PLAN_0_7, (me, *given), planned, self_id=1)
+        result = tensor(1, 2, 4), tensor(1, 2, dtype=np.float32)
+        query, keywords = np.zeros((1, 2, 4), np.float16), {"return_lse": True, "window_left": None}
+        folder = recorder.record(f"{DECODE}.run", RUN, (me, query, pair), keywords, result, self_id=1)
+        assert answered(capsysbinary, str(folder))["attention_weights"] == [[[seen]] * 2]
+
+
+def test_a_positional_argument_behind_those_of_the_signature_is_refused(tmp_path: Path) -> None:
+    """What a kernel of one's own would get by *args is none of the keywords behind it. In 0.7 the same of a plan."""
+    recorder, me = FlightRecorder(tmp_path), object()
+    pair = tensor(5, 1, 4, 4), tensor(5, 1, 4, 4) + 1
+    recorder.record(f"{DECODE}.run", RUN, (me, tensor(1, 2, 4), pair, 0.5), {}, tensor(1, 2, 4), self_id=1)
+    with pytest.raises(InvalidRequest, match="3 arguments, as the signature has them, got arg_3"):
+        read_recording(tmp_path).calls[0].arguments()
+    given = integers(0, 1), integers(2), integers(3), 2, 1, 4, 4
+    recorder.record(f"{DECODE}.plan", PLAN_0_7, (me, *given, "NONE"), {}, self_id=2)
+    recorder.record(f"{DECODE}.run", RUN, (me, tensor(1, 2, 4), pair), {}, tensor(1, 2, 4), self_id=2)
+    with pytest.raises(InvalidRequest, match="8 arguments, as the signature has them, got arg_8"):
+        read_recording(tmp_path).calls[1].arguments()
+
+
+def test_a_plan_that_was_recorded_as_text_is_refused_by_name(tmp_path: Path) -> None:
+    """Of an object the recorder keeps the text."""
+    recorder, me, mla = FlightRecorder(tmp_path), object(), "BatchMLAPagedAttentionWrapper"
+    recorder.record(f"{mla}.plan", "(self, *, metadata=None)", (me,), {"metadata": object()}, self_id=1)
+    recorder.record(f"{mla}.run", "(self)", (me,), {"query": tensor(1, 1, 576)}, tensor(1, 1, 512), self_id=1)
+    (recorded,) = read_recording(tmp_path).calls
+    arguments = recorded.arguments()
+    with pytest.raises(InvalidRequest, match="a recording has its text only"):
+        decode_call(recorded.function, arguments)
 
 
 def test_a_call_that_is_not_there_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -304,9 +352,10 @@ def test_no_recording(tmp_path: Path) -> None:
     [
         ("()", []),
         ("(self)", ["self"]),
-        ("(a, b=(1, 2), c: Dict[str, int] = {'x': 1}, *, d=None)", ["a", "b", "c", "d"]),
+        ("(a, b=(1, 2), c: Dict[str, int] = {'x': 1}, *, d=None)", ["a", "b", "c"]),
         ("(a=<function f at 0x7f, b>, b: Callable[[int], int] = None) -> Tuple[int, str]", ["a", "b"]),
-        (RUN, ["self", "q", "paged_kv_cache", "return_lse", "enable_pdl"]),
+        (RUN, ["self", "q", "paged_kv_cache"]),
+        ("(a, /, b)", ["a", "b"]),
         ("<unavailable>", []),
         ("", []),
     ],

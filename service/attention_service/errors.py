@@ -375,6 +375,7 @@ def shape(sizes: tuple[Any, ...]) -> str:
 
 
 def _kind(array: np.ndarray) -> str:
-    if array.dtype.name.startswith("float8"):
-        return f"codes of {array.dtype.name}"
-    return {"b": "booleans", "i": "integers", "u": "integers", "c": "complex numbers"}.get(array.dtype.kind, "numbers")
+    known = {"b": "booleans", "i": "integers", "u": "integers", "c": "complex numbers"}.get(array.dtype.kind)
+    name = array.dtype.name
+    others = "codes of " + name if name.startswith(("float4", "float6", "float8")) else "elements of " + name
+    return known or ("numbers" if name in ("float16", "bfloat16", "float32", "float64") else others)

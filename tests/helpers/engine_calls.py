@@ -60,6 +60,13 @@ class Drawn:
     form: str = "ragged"
     about: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def query(self) -> Array:
+        """The queries, of two parts the first."""
+        found = next(self.arguments[name] for name in ("q", "query", "q_nope") if name in self.arguments)
+        first: Array = found[0] if isinstance(found, tuple) else found
+        return first
+
     def expected(self) -> list[tuple[Array, Array, Array]]:
         """Output (q, h, e), logsumexp (q, h) and weights (h, q, k) of each sequence."""
         return [attention(one, n, self.options, self.base) for n, one in enumerate(self.sequences)]

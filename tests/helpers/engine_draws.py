@@ -36,10 +36,12 @@ def flash_options(draw: Draw, version: int, options: Options, arguments: dict[st
     right: int | None = 0 if causal else None
     if draw.maybe():
         if version == 4:
-            left, right = (None if draw.maybe(0.4) else draw.number(-3, 9) for _ in range(2))
-            arguments["window_size"] = (left, right)
+            sides = tuple(None if draw.maybe(0.4) else draw.number(-3, 9) for _ in range(2))
+            left, right = (None, None) if all(side is not None and side < 0 for side in sides) else sides
             right = 0 if causal else right
-            if left is not None and right is not None and left + right < 0:
+            if left is None or right is None or left + right >= 0:
+                arguments["window_size"] = sides
+            else:  # refused
                 left, right = None, 0 if causal else None
         else:
             left, right = (-1 if draw.maybe(0.4) else draw.number(0, 9) for _ in range(2))
@@ -278,7 +280,14 @@ def infer_prefill(draw: Draw) -> Drawn:
     arguments["q"] = draw.beside([one.query for one in sequences], spare=draw.number(0, 2))
     kind = "Paged" if is_paged else "Ragged"
     function = f"flashinfer.BatchPrefillWith{kind}KVCacheWrapper.run"
-    return Drawn(function, arguments, None, sequences, options, 2.0, "tokens", {"starts": bounds[:-1].tolist()})
+    base, form = 2.0, "tokens"
+    if draw.maybe():
+        base = {"ln": math.e, "log2": 2.0}[arguments.setdefault("lse_base", str(draw.random.choice(["ln", "log2"])))]
+    if draw.maybe():
+        form = {"HN": "ragged", "NH": "tokens"}[
+            arguments.setdefault("lse_layout", str(draw.random.choice(["HN", "NH"])))
+        ]
+    return Drawn(function, arguments, None, sequences, options, base, form, {"starts": bounds[:-1].tolist()})
 
 
 def infer_single(draw: Draw) -> Drawn:
@@ -354,16 +363,32 @@ def mla(draw: Draw) -> Drawn:
         one.value = one.key[..., :ckv]
     draw.e = ckv
     k, _, rows, _ = draw.pages(sequences)
-    arguments |= {"ckv_cache": k[:, :, 0, :ckv].copy(), "kpe_cache": k[:, :, 0, ckv:].copy()}
-    arguments |= {"kv_indptr": draw.bounds([len(row) for row in rows]), "kv_len_arr": draw.whole(keys)}
-    arguments["kv_indices"] = draw.whole([page for row in rows for page in row])
-    bounds = arguments["qo_indptr"] = draw.bounds(queries)
+    bounds = draw.bounds(queries)
+    if is_dense := draw.maybe():
+        arguments |= {"block_tables": draw.table(rows), "seq_lens": draw.whole(keys), "cum_seq_lens_q": bounds}
+    else:
+        arguments |= {"kv_indptr": draw.bounds([len(row) for row in rows]), "kv_len_arr": draw.whole(keys)}
+        arguments |= {"kv_indices": draw.whole([page for row in rows for page in row]), "qo_indptr": bounds}
     query = draw.beside([one.query for one in sequences])
-    arguments |= {"q_nope": query[..., :ckv], "q_pe": query[..., ckv:], "page_size": draw.page}
+    for whole, array, names in (
+        ("query", query, ("q_nope", "q_pe")),
+        ("kv_cache", k[:, :, 0], ("ckv_cache", "kpe_cache")),
+    ):
+        parts = array[..., :ckv].copy(), array[..., ckv:].copy()
+        kind = draw.number(0, 2)
+        arguments |= ({whole: array.copy()}, {whole: parts}, dict(zip(names, parts, strict=True)))[kind]
+    arguments |= {"page_size": draw.page, "head_dim_ckv": ckv, "num_heads": draw.h}
     options.scale = arguments["sm_scale"] = float(draw.random.uniform(0.1, 1.0))
+    if draw.maybe(0.3):
+        options.scale = arguments["bmm1_scale"] = float(draw.random.uniform(0.1, 1.0))
+        infer_scales(draw, sequences, arguments, ("", "", "bmm2_scale"))
     arguments["causal"] = draw.maybe()
     options.visible = of_window(None, 0 if arguments["causal"] else None)
+    if draw.maybe(0.3):
+        options.sinks = arguments["sinks"] = draw.random.normal(size=draw.h)
     natural = arguments["return_lse_base_on_e"] = draw.maybe()
+    if is_dense:
+        arguments["lse_mode"] = "basee" if natural else "base2"
     function, base = "flashinfer.BatchMLAPagedAttentionWrapper.run", math.e if natural else 2.0
     return Drawn(function, arguments, None, sequences, options, base, "tokens", {"starts": bounds[:-1].tolist()})
 
@@ -420,12 +445,14 @@ def vllm(draw: Draw) -> Drawn:
     queries, keys = draw.lengths(0, 9), draw.lengths(0, 40)
     sequences = draw.sequences(queries, keys, codes=draw.maybe(0.3))
     k, v, rows, _ = draw.pages(sequences)
-    kind = draw.number(0, 3)
+    kind = draw.number(0, 4)
     arguments: dict[str, Any] = {"block_table": draw.table(rows), "seq_lens": draw.whole(keys)}
     if kind == 0 and len(k) != 2:
         arguments["kv_cache"] = np.stack([k, v])
     elif kind == 1 and len(k) != 2:
         arguments["kv_cache"] = np.stack([k, v], axis=1)
+    elif kind == 4:
+        arguments["kv_cache"] = np.concatenate([k, v], axis=-1).swapaxes(1, 2).copy()
     elif kind == 2:
         x = 2 if draw.d % 2 == 0 else 1
         parts = k.reshape(len(k), draw.page, draw.hk, draw.d // x, x)

@@ -1,4 +1,4 @@
-"""Writes recordings as the flight recorder of FlashInfer 0.6.18 does (flashinfer/api_logging.py), without torch.
+"""Writes recordings as the flight recorder of FlashInfer 0.7.2 does (flashinfer/api_logging.py), without torch.
 
 The same folders, lines and keys in the same order; of what it records of a machine, some values.
 """
@@ -76,7 +76,7 @@ class FlightRecorder:
         if self_id is not None:
             line["self_id"] = self_id
         line["tensor_details"] = {key: details(array) for key, array in tensors.items()}
-        line["versions"]["flashinfer"] = "0.6.18"
+        line["versions"]["flashinfer"] = "0.7.2.post1"
         line["dump_dir"] = f"flashinfer_dumps/{folder.name}"  # as given to the recorder: relative, stale after a move
         self.append(folder, line)
         if completes:

@@ -202,6 +202,21 @@ def test_a_checkpoint_may_have_several_files_and_a_prefix(name: str, tmp_path: P
     close(computed(tmp_path, tmp_path / "checkpoint", 1, {"input": entered[:1]}), left[:1])
 
 
+def test_the_single_file_is_taken_before_an_index(tmp_path: Path) -> None:
+    """What transformers takes where a folder has both."""
+    model = made("llama")
+    whole = transformers.LlamaModel(model.config)
+    whole.save_pretrained(tmp_path, max_shard_size="8KB")
+    single = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    save_file(single, tmp_path / "model.safetensors", {"format": "pt"})
+    taken = transformers.LlamaModel.from_pretrained(tmp_path).state_dict()
+    name = "layers.1.self_attn.q_proj.weight"
+    assert torch.equal(taken[name], single[name])
+    assert not torch.equal(taken[name], whole.state_dict()[name])
+    found = import_layer(tmp_path, 1).arrays["projection.query.weight"]
+    np.testing.assert_array_equal(found, taken[name].numpy())
+
+
 def rewritten(checkpoint: Path, **changes: Any) -> None:
     """Change config.json; None removes a key."""
     path = checkpoint / "config.json"

@@ -34,6 +34,11 @@ def is_float(dtype: np.dtype) -> bool:
     return dtype in _FLOATS
 
 
+def is_number(dtype: np.dtype) -> bool:
+    """True for integers of NumPy and the types of FLOATS. NumPy's kind does not tell: it calls float8_e5m2 a float."""
+    return dtype.kind in "iu" or dtype in _FLOATS
+
+
 def widest(dtypes: list[np.dtype]) -> np.dtype:
     """The smallest type that holds the floats of all these types; float64 if there is no float."""
     names = {dtype.name for dtype in dtypes if is_float(dtype)}
@@ -74,7 +79,7 @@ def cast_and_norms(
     A bound is inf if none is known. batch_axis: of the entries; None if the array is one
     non_finite: True if inf and NaN are allowed. NumPy may warn of overflow on the way.
     """
-    if array.dtype.kind not in "iu" and not is_float(array.dtype):
+    if not is_number(array.dtype):
         raise InvalidArray.of(pointer, "numbers", array)
     converted = array.astype(dtype, copy=False)
     bounds = norms(converted, batch_axis)

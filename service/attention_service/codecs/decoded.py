@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -38,11 +39,14 @@ class Decoded(NamedTuple):
     fields: the request, arrays as ndarrays; untyped: top-level fields whose numbers came without a type,
     and pointers of such arguments of a call
     outputs: None in formats that do not name them
+    unread: names that stand where no fields are read, each with its pointer and the place where fields are. That of a
+    field is refused, any other belongs to others.
     """
 
     fields: dict[str, Any]
     untyped: frozenset[str]
     outputs: RequestedOutputs | None = None
+    unread: Mapping[str, tuple[str, str]] = MappingProxyType({})
 
     @property
     def nbytes(self) -> int:

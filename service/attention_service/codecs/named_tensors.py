@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -10,7 +10,16 @@ import numpy as np
 from attention_service.codecs.decoded import Decoded
 from attention_service.codecs.json.limits import MAX_DEPTH
 from attention_service.codecs.json.reader import decode
-from attention_service.errors import FieldConflict, InvalidRequest, InvalidTensors, TooDeep, TooLarge, child, quote
+from attention_service.errors import (
+    QUOTE_LENGTH,
+    FieldConflict,
+    InvalidRequest,
+    InvalidTensors,
+    TooDeep,
+    TooLarge,
+    child,
+    quote,
+)
 
 # The name of the JSON text in a request, and in an answer.
 REQUEST: Final = "request"
@@ -65,9 +74,19 @@ def add_dotted(fields: dict[str, Any], values: Mapping[str, Any]) -> None:
 
 
 def check_count(count: int) -> None:
-    """Refuse more tensors than any request has. Errors: InvalidRequest."""
+    """Refuse more tensors, or names beside them, than any request has. Errors: InvalidRequest."""
     if count > MAX_TENSORS:
         raise InvalidRequest.at("", f"at most {MAX_TENSORS} tensors", str(count))
+
+
+def unread_names(places: Iterable[tuple[str, Iterable[str]]], where: str) -> dict[str, tuple[str, str]]:
+    """`unread` of `Decoded`, of the names at each place. where: fields are read. Errors: as of `check_count`"""
+    found: dict[str, tuple[str, str]] = {}
+    for pointer, names in places:
+        for name in names:
+            found.setdefault(name[:QUOTE_LENGTH], (pointer, where))  # no field has a longer name
+            check_count(len(found))
+    return found
 
 
 def dotted_tensors(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, np.ndarray]]:

@@ -49,6 +49,8 @@ from attention_service.errors import (
 SUFFIX: Final = ".npy"
 # NumPy writes bfloat16 as two bytes of no type (<V2), which could be anything.
 BY_SAFETENSORS: Final = "npz has no bfloat16; use application/vnd.safetensors, or another dtype"
+# Types of float8 as one such byte, or as <f1, which NumPy itself cannot read.
+NO_FLOAT8: Final = "npz has no float8; codes are arguments of a call, in application/vnd.safetensors"
 # The same types in both byte orders, as they are read, and what they become.
 NATIVE: Final = {dtype: dtype for dtype in NPZ_TYPES} | {dtype.newbyteorder("S"): dtype for dtype in NPZ_TYPES}
 # The JSON text may have at most TEXT + TEXT_GROWTH · length of the body bytes, as reading it takes many times its
@@ -240,14 +242,15 @@ def _parse(content: memoryview, name: str) -> _NpyFile:
         read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
         shape, fortran_order, dtype = read(start, max_header_size=MAX_HEADER)
     except NO_HEADER:
-        raise InvalidTensors.at("", f"{quote(name)} to be an npy file", "something else") from None
+        hint = NO_FLOAT8 if b"'<f1'" in start.getvalue()[:MAX_HEADER] else ""
+        raise InvalidTensors.at("", f"{quote(name)} to be an npy file", "something else", hint) from None
     if name == REQUEST:
         expected, known = "a string, or bytes", dtype == np.uint8 or (dtype.kind == "U" and dtype.itemsize > 0)
     else:
         expected, known = ", ".join(kind.name for kind in NPZ_TYPES), dtype in NATIVE
     if not known:
-        hint = BY_SAFETENSORS if name != REQUEST and dtype.kind == "V" and dtype.itemsize == 2 else ""
-        raise InvalidTensors.at("", f"{quote(name)} to be of {expected}", quote(dtype.str), hint)
+        hints = {"|V1": NO_FLOAT8, "|V2": BY_SAFETENSORS} if name != REQUEST else {}
+        raise InvalidTensors.at("", f"{quote(name)} to be of {expected}", quote(dtype.str), hints.get(dtype.str, ""))
     if shape_of(shape) is None:
         raise InvalidTensors.at("", f"at most {MAX_RANK} axes of {quote(name)}{BESIDE_0}", quote(str(shape)))
     data = content[start.tell() :]

@@ -31,6 +31,7 @@ from attention_service.codecs.named_tensors import (
     plain_fields,
     request_fields,
     split_answer,
+    unread_names,
 )
 from attention_service.codecs.shapes import BESIDE_0, MAX_RANK, shape_of
 from attention_service.errors import DuplicateKey, InvalidTensors, TooDeep, describe, quote
@@ -80,12 +81,14 @@ class SafetensorsCodec(Codec):
         if has_too_many_lists(header):
             raise InvalidTensors.at("", f"a header of at most {MAX_LISTS} arrays and objects", "more")
         header_entries = parse_header(header)
-        text = _text(header_entries.pop(METADATA, {}))
+        metadata = header_entries.pop(METADATA, {})
+        text = _text(metadata)
         check_count(len(header_entries))
         entries = checked_entries(header_entries, len(data))
         if quickly and sum(entry.end - entry.begin for entry in entries if entry.dtype == BOOLEAN) > QUICK_BOOLEANS:
             raise NotQuick
-        return request_fields(read_tensors(entries, data), text, quickly=quickly)
+        unread = unread_names([(f"/{METADATA}", metadata)], f"the JSON text {REQUEST} of {METADATA}")
+        return request_fields(read_tensors(entries, data), text, quickly=quickly)._replace(unread=unread)
 
     def decode_bound(self, length: int, limit: int) -> int:
         """Upper bound of the memory for decoding any body of `length` bytes."""

@@ -51,7 +51,8 @@ def read_request(path: Path, names: Collection[str] = ()) -> Decoded:
     if not isinstance(fields["request"], Mapping):
         raise InvalidRequest.of("/request", "a dict of the request's fields", fields["request"])
     sent = {name: value for name, value in fields.items() if name in names}
-    return Decoded(dict(fields["request"]) | ({"actual": sent} if sent else {}), frozenset())
+    unread = {str(name): ("", "the dict request") for name in fields if name not in names}
+    return Decoded(dict(fields["request"]) | ({"actual": sent} if sent else {}), frozenset(), unread=unread)
 
 
 def read_arrays(path: Path, names: Collection[str]) -> dict[str, Any]:

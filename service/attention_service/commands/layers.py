@@ -50,7 +50,7 @@ def _add_import(add: Any) -> None:
     )
     text = "directory with config.json and model.safetensors (or several files and their index), or one file"
     command.add_argument("checkpoint", metavar="CHECKPOINT", help=text)
-    command.add_argument("--layer", type=int, metavar="N", help="index of the layer, from 0")
+    command.add_argument("--layer", type=int, metavar="N", help="index of the layer, from 0; -1 is the last")
     command.add_argument("--name", metavar="NAME", required=True, help="name of the layer in requests")
     command.add_argument("--replace", action="store_true", help="replace a layer of this name")
     command.add_argument("--family", help="family of the model (default: by config.json); torch for MultiheadAttention")

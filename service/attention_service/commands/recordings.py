@@ -1,4 +1,4 @@
-"""Recordings of engines: folders that the flight recorder of FlashInfer wrote (flashinfer/api_logging.py, 0.6.18).
+"""Recordings of engines: folders that the flight recorder of FlashInfer wrote (flashinfer/api_logging.py, 0.7.2).
 
 `session.jsonl` has a line before and after each call; the folder of a call has its arguments and results. An object of
 a wrapper class has several calls: its constructor, `plan`, and `run`, whose pages and lengths are those of the last
@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -59,7 +60,7 @@ class RecordedCall:
         rows = FUNCTIONS[self.function].rows
         found: dict[str, Any] = {}
         for folder, record in (*self.before, (self.folder, self.record)):
-            found |= _arguments(folder, record)
+            found |= {name: value for name, value in _arguments(folder, record).items() if value is not None}
         return {name: value for name, value in found.items() if name not in rows or rows[name].text != IGNORED}
 
     def results(self) -> dict[str, np.ndarray]:
@@ -170,7 +171,7 @@ def _arguments(folder: Path, record: Record) -> dict[str, Any]:
 
 
 def parameters(signature: str) -> list[str]:
-    """The names of parameters in the text of a signature, which may have values that are no Python."""
+    """The names of positional parameters in the text of a signature, which may have values that are no Python."""
     names, depth, begun = [], 0, ""
     for part in re.split(r"([\[\](){}<>,]|->)", signature.partition("(")[2]):
         if part in ("[", "(", "{", "<"):
@@ -184,7 +185,7 @@ def parameters(signature: str) -> list[str]:
                 break
         elif not depth:
             begun += part
-    return [name for name in names if name and not name.startswith(("*", "/"))]
+    return [name for name in takewhile(lambda name: not name.startswith("*"), names) if name not in ("", "/")]
 
 
 def _value(value: Any, tensors: Mapping[str, np.ndarray]) -> Any:

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from attention_service.attention.arrays import is_float
+from attention_service.attention.arrays import is_number
 from attention_service.attention.gradients import FIELDS as GRADIENT_FIELDS
 from attention_service.attention.gradients import PREFIX
 from attention_service.attention.outputs import FORWARD, OUTPUT, OUTPUTS, outputs_of, row_of
@@ -89,7 +89,7 @@ def read_actual(
 
 def check_array(array: np.ndarray, wanted: tuple[int, ...], pointer: str) -> None:
     """Errors: InvalidArray for anything but numbers, ShapeMismatch. wanted: the shape in a response"""
-    if array.dtype.kind not in "iu" and not is_float(array.dtype):
+    if not is_number(array.dtype):
         raise InvalidArray.at(pointer, "numbers", f"{array.dtype} of shape {array.shape}")
     if array.shape != wanted:
         raise ShapeMismatch.of(pointer, f"{shape(wanted)}, as this request returns it", array)

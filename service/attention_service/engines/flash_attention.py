@@ -209,8 +209,7 @@ def _earlier(left: int | None, right: int | None, causal: bool) -> tuple[int | N
 
 
 def _later(left: int | None, right: int | None, causal: bool) -> tuple[int | None, int | None]:
-    """The window of version 4, whose None is unbounded; without any key between its sides it is none."""
-    right = 0 if causal else right
-    if left is not None and right is not None and left + right < 0:
-        return None, 0 if causal else None
-    return left, right
+    """The window of version 4, whose None is unbounded; two negative sides are none."""
+    if left is not None and right is not None and left < 0 and right < 0:
+        left, right = None, None
+    return left, 0 if causal else right

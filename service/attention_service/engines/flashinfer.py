@@ -1,14 +1,14 @@
-"""FlashInfer 0.6: decode.py, prefill.py, cascade.py, mla/. Arguments of __init__, plan and run are one set."""
+"""FlashInfer 0.6 and 0.7: decode.py, prefill.py, cascade.py, mla/. Arguments of __init__, plan and run are one set."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from attention_service.engines.arguments import Arguments, options, scaled
-from attention_service.engines.call import TOKENS, Call, Fields, Form, Merge, window_of
+from attention_service.engines.call import RAGGED, TOKENS, Call, Fields, Form, Merge, window_of
 from attention_service.engines.partial import State
 from attention_service.engines.tokens import (
     Table,
@@ -25,6 +25,9 @@ from attention_service.engines.tokens import (
 )
 from attention_service.errors import FieldConflict, InvalidArray, MissingField, ShapeMismatch, shape
 from attention_service.schemas.merge import MAX_PARTS
+
+# Features of compressed keys where a plan does not say it: those of DeepSeek.
+CKV: Final = 512
 
 
 def single_prefill(given: Arguments) -> Call:
@@ -58,7 +61,8 @@ def paged_prefill(given: Arguments) -> Call:
     """BatchPrefillWithPagedKVCacheWrapper."""
     names = ("paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len")
     query = ragged(*given.named("q"), given.named("qo_indptr"))
-    return _call(given, query, *_pages(given, "paged_kv_cache", "NHD", names), causal=given.flag("causal"))
+    pages = _pages(given, "paged_kv_cache", "NHD", names)
+    return _call(given, query, *pages, causal=given.flag("causal"), form=_form(given))
 
 
 def ragged_prefill(given: Arguments) -> Call:
@@ -66,29 +70,61 @@ def ragged_prefill(given: Arguments) -> Call:
     given.choice("kv_layout", ("NHD",))
     query = ragged(*given.named("q"), given.named("qo_indptr"))
     key, value = (ragged(*given.named(name), given.named("kv_indptr")) for name in "kv")
-    return _call(given, query, key, value, causal=given.flag("causal"))
+    return _call(given, query, key, value, causal=given.flag("causal"), form=_form(given))
+
+
+def _form(given: Arguments) -> Form:
+    """The axes and the base of the logsumexp of prefill."""
+    base = {"log2": "2", "ln": "e"}[given.choice("lse_base", ("log2", "ln"))]
+    is_first = given.choice("lse_layout", ("NH", "HN")) == "HN"
+    return (RAGGED if is_first else TOKENS)._replace(base=base)
 
 
 def mla(given: Arguments) -> Call:
     """BatchMLAPagedAttentionWrapper: one key of all heads, in two parts, whose first part is the value."""
-    bounds = given.named("qo_indptr")
-    query = joined(*(ragged(*given.named(name), bounds) for name in ("q_nope", "q_pe")))
+    is_dense = "block_tables" in given
+    bounds = given.named("cum_seq_lens_q" if is_dense else "qo_indptr")
+    query = joined(*(ragged(*part, bounds) for part in _parts(given, "query", ("q_nope", "q_pe"))))
     caches = [
-        (name, numbers(name, given.array(name), 3, "pages, page, d")[:, :, None]) for name in ("ckv_cache", "kpe_cache")
+        (name, numbers(name, array, 3, "pages, page, d")[:, :, None])
+        for name, array in _parts(given, "kv_cache", ("ckv_cache", "kpe_cache"))
     ]
     page = caches[0][1].shape[1]
-    entries = whole("kv_indices", given.array("kv_indices"), (None,), "pages of all sequences,")
-    start, pages = boundaries(*given.named("kv_indptr"), len(entries), "entries of kv_indices")
-    table = Table("kv_indices", entries, start, counts(*given.named("kv_len_arr"), pages * page), page)
+    if is_dense:
+        rows = given.array("block_tables")
+        table = Table.of_rows("block_tables", rows, given.named("seq_lens"), page, len(query.lengths))
+    else:
+        entries = whole("kv_indices", given.array("kv_indices"), (None,), "pages of all sequences,")
+        start, pages = boundaries(*given.named("kv_indptr"), len(entries), "entries of kv_indices")
+        table = Table("kv_indices", entries, start, counts(*given.named("kv_len_arr"), pages * page), page)
     value, rotated = (paged(name, cache, "NHD", table) for name, cache in caches)
     value, rotated = scaled(given, "ckv_scale", value), scaled(given, "kpe_scale", rotated)
-    if "sm_scale" not in given:
+    scale = "bmm1_scale" if "bmm1_scale" in given else "sm_scale"
+    if scale not in given:
         raise MissingField.at("/sm_scale", "a number", "none", "1/√d of the model, not of the compressed keys")
-    form = TOKENS._replace(base="e" if given.flag("return_lse_base_on_e") else "2")
+    mode = given.choice("lse_mode", ("none", "base2", "basee"))
     given.agree(
         {"num_heads": query.heads, "head_dim_ckv": value.features, "head_dim_kpe": rotated.features, "page_size": page}
     )
-    return _call(given, query, joined(value, rotated), value, causal=given.flag("causal"), form=form)
+    key, value = joined(value, rotated), scaled(given, "bmm2_scale", value)
+    form = TOKENS._replace(base="e" if given.flag("return_lse_base_on_e") or mode == "basee" else "2")
+    return _call(given, query, key, value, causal=given.flag("causal"), form=form, scale=scale)
+
+
+def _parts(given: Arguments, whole_name: str, names: tuple[str, str]) -> list[tuple[str, np.ndarray]]:
+    """Features without rotation and rotated ones: two arguments, a pair, or one array that has them beside each other.
+
+    Errors: FieldConflict for both, MissingField, InvalidArray.
+    """
+    if whole_name not in given:
+        return [given.named(name) for name in names]
+    if any(name in given for name in names):
+        raise FieldConflict.at(f"/{whole_name}", f"{whole_name}, or {' and '.join(names)}", "both")
+    pair = given.given[whole_name]
+    if isinstance(pair, list | tuple) and len(pair) == 2 and all(isinstance(one, np.ndarray) for one in pair):
+        return [(whole_name, one) for one in pair]
+    array, size = numbers(whole_name, given.array(whole_name), 3, "…, …, d"), given.integer("head_dim_ckv") or CKV
+    return [(whole_name, array[..., :size]), (whole_name, array[..., size:])]
 
 
 def trtllm_decode(given: Arguments) -> Call:

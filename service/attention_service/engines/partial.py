@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from attention_service.attention.arrays import is_float, wider
+from attention_service.attention.arrays import is_number, wider
 from attention_service.errors import InvalidArray, MissingField, Overflow, ShapeMismatch, shape
 
 # The factor of natural logarithms that makes them logarithms of this base.
@@ -78,7 +78,7 @@ def checked_sums(
     for (output, sums), (first, second) in zip(parts, names, strict=True):
         check()
         for name, array in ((first, output), (second, sums)):
-            if array.dtype.kind not in "iu" and not is_float(array.dtype):
+            if not is_number(array.dtype):
                 raise InvalidArray.of(f"/{name}", "numbers", array)
         if output.shape != expected:
             raise ShapeMismatch.of(f"/{first}", f"{shape(expected)}, as of the first part", output)

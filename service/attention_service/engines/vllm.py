@@ -18,7 +18,7 @@ def attention(given: Arguments) -> Call:
     if total is not None and total != tokens:
         raise FieldConflict.at("/num_actual_tokens", f"{tokens}, the end of query_start_loc", str(total))
     (key_name, keys, key_axes), (value_name, values, value_axes) = _caches(given)
-    page = keys.shape[1 if key_axes == "NHD" else 3]
+    page = keys.shape[{"NHD": 1, "HND": 2}.get(key_axes, 3)]
     table = Table.of_rows("block_table", given.array("block_table"), given.named("seq_lens"), page, len(query.lengths))
     key, value = paged(key_name, keys, key_axes, table), paged(value_name, values, value_axes, table)
     fields, names = options(given, query, scale="scale", softcap="logits_soft_cap", sinks="sinks")
@@ -42,7 +42,10 @@ def _caches(given: Arguments) -> list[tuple[str, np.ndarray, str]]:
         return [("key_cache", keys, axes[0]), ("value_cache", values, axes[1])]
     if "key_cache" in given or "value_cache" in given:
         raise FieldConflict.at("/kv_cache", "kv_cache, or key_cache and value_cache", "both")
-    cache = numbers("kv_cache", given.array("kv_cache"), 5, "2, pages, page, hk, d")
+    cache = given.array("kv_cache")
+    if cache.ndim == 4 and cache.shape[-1] % 2 == 0:
+        return [("kv_cache", part, "HND") for part in np.array_split(cache, 2, axis=-1)]
+    numbers("kv_cache", cache, 5, "2, pages, page, hk, d")
     places = [axis for axis in (0, 1) if cache.shape[axis] == 2]
     if len(places) != 1:
         hint = "send key_cache and value_cache" if places else ""

@@ -25,7 +25,8 @@ MAX_JSON: Final = 100 * 10**6
 class Checkpoint:
     """The tensors of a checkpoint, by name. A context manager.
 
-    path: a directory with model.safetensors, or with several files and their index; or one file of safetensors
+    path: a directory with model.safetensors, else with several files and their index, as transformers chooses; or one
+    file of safetensors
 
     Errors: BadFile, with the name of the file.
     """
@@ -35,14 +36,13 @@ class Checkpoint:
         self._files: dict[Path, TensorFile] = {}
         self.path = path
         folder = path if path.is_dir() else path.parent
-        index = path / INDEX
-        if path.is_dir() and index.is_file():
+        index, single = path / INDEX, path / SINGLE if path.is_dir() else path
+        if index.is_file() and not single.is_file():
             names = read_json(index).get("weight_map")
             if not isinstance(names, dict) or not all(_is_file_name(file) for file in names.values()):
                 raise BadFile(f"{INDEX}: expected weight_map, with a file of the same directory for each tensor")
             self._places = {name: folder / file for name, file in names.items()}
         else:
-            single = path / SINGLE if path.is_dir() else path
             if not single.is_file():
                 expected = f"{SINGLE}, or {INDEX} with the files that it names"
                 raise BadFile(f"{path}: expected a directory with {expected}, or a file of safetensors")

@@ -16,7 +16,7 @@ from attention_service.errors import quote
 from attention_service.layers.checkpoint import Checkpoint
 from attention_service.layers.families import FAMILIES, Family
 from attention_service.layers.models import MODELS, Model, check_options
-from attention_service.layers.module import Module, find_module
+from attention_service.layers.module import Module, find_module, layer_number
 from attention_service.layers.tensors import BadFile
 from attention_service.printable import printable
 
@@ -48,7 +48,7 @@ def import_layer(
 ) -> Imported:
     """An attention layer of a checkpoint.
 
-    layer: its index; None for a checkpoint that is one module
+    layer: its index, from the end if it is negative; None for a checkpoint that is one module
     family: a name of FAMILIES; by default that of config.json
     prefix: how the names of its tensors begin, where several modules fit
     heads: where the checkpoint does not say it; positions: rows of rotary tables, where a base is not enough
@@ -62,7 +62,9 @@ def import_layer(
         text = whole.get("text_config")
         configuration = text if isinstance(text, dict) else whole
         kind = FAMILIES[family] if family is not None else family_of(configuration)
-        place = find_module(_names(checkpoint, text), *_place_of(kind, layer), layer, prefix)
+        names, where = _names(checkpoint, text), _place_of(kind, layer)
+        layer = layer_number(names, *where, layer, prefix)
+        place = find_module(names, *where, layer, prefix)
         model = _model_of(configuration, kind)
         if kind.model_types:
             _check_not_quantized(whole, place)

@@ -157,6 +157,21 @@ class Module:
                 raise BadFile(f"the tensor {quote(name, 120)} has a meaning that is not known here")
 
 
+def layer_number(names: list[str], pattern: str, first: str, layer: int | None, prefix: str | None) -> int | None:
+    """The number of a layer from 0, where a negative one counts from the end. Arguments: as of find_module
+
+    Errors: BadFile for a layer that there is not.
+    """
+    place = re.compile(rf"(?:^|\.){re.escape(f'{pattern}.{first}').replace(re.escape('{layer}'), '([0-9]{1,9})')}$")
+    matches = [place.search(name) for name in names if name.startswith(prefix or "")]
+    count = max((int(match[1]) + 1 for match in matches if match and match.lastindex), default=0)
+    if layer is None or not count:
+        return layer
+    if not -count <= layer < count:
+        raise BadFile(f"--layer: expected 0 to {count - 1}, or -1 for the last of them, got {layer}")
+    return layer % count
+
+
 def find_module(names: list[str], pattern: str, first: str, layer: int | None, prefix: str | None) -> str:
     """The start of the names of a module's tensors.
 

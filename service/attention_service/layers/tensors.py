@@ -28,7 +28,8 @@ from attention_service.codecs.safetensors import (
     parse_header,
     read_tensors,
 )
-from attention_service.errors import BadRequest
+from attention_service.errors import BadRequest, quote
+from attention_service.schemas.request import AttentionRequest
 
 # Bytes of the header of a stored layer, and of a checkpoint: the format allows no longer ones.
 MAX_HEADER: Final = 2**20
@@ -123,7 +124,8 @@ class TensorFile(ReadFile):
             with as_bad_file():
                 length = header_length(self.read(0, min(8, self.size)), self.size, longest)
                 self._start = 8 + length
-                self.entries = _entries(self.read(8, length), self.size - self._start)
+                is_layer = longest == MAX_HEADER
+                self.entries = _entries(self.read(8, length), self.size - self._start, is_layer=is_layer)
         except BaseException:
             self.__exit__()
             raise
@@ -178,10 +180,13 @@ def arrays_of(content: memoryview) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _entries(header: memoryview, available: int) -> dict[str, Entry]:
-    """The tensors that a header names. Errors: as of `checked_entries`."""
+def _entries(header: memoryview, available: int, *, is_layer: bool = True) -> dict[str, Entry]:
+    """The tensors that a header names. Errors: as of `checked_entries`, BadFile for a field in a layer's metadata."""
     found = parse_header(header)
-    found.pop(METADATA, None)
+    metadata = found.pop(METADATA, None)
+    for name in metadata if is_layer and isinstance(metadata, dict) else ():
+        if name.partition(".")[0] in AttentionRequest.model_fields:
+            raise BadFile(f"has {quote(name)} in {METADATA}; options of a layer are in its JSON")
     return {entry.name: entry for entry in checked_entries(found, available)}
 
 

@@ -167,12 +167,10 @@ def _explained(error: Overflow, spec: AttentionSpec) -> Overflow | InvalidArray:
 
 
 def _with_numbers(value: Any) -> Any:
-    """A field whose arrays without axes are numbers, as those fields need that are one number."""
+    """A field whose booleans and integers without axes are those of Python, as fields need them that are one."""
     if isinstance(value, dict):
         return {name: _with_numbers(inner) for name, inner in value.items()}
-    if isinstance(value, np.ndarray) and value.ndim == 0:
-        return value.item() if value.dtype.kind in "biu" else float(value)
-    return value
+    return value.item() if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "biu" else value
 
 
 def _decoded(given: dict[str, Any]) -> Decoded:

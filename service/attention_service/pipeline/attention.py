@@ -24,6 +24,7 @@ from attention_service.pipeline.operation import Cost, Operation
 from attention_service.pipeline.prepare import planned, validated
 from attention_service.schemas.request import AttentionRequest
 from attention_service.schemas.response import answer
+from attention_service.schemas.validate import misplaced
 
 # Plans that are kept. A service meets few kinds of requests, and without arrays a plan is small.
 MAX_PLANS: Final = 256
@@ -142,6 +143,8 @@ def _own_bytes(spec: AttentionSpec, plan: Plan, layer: Layer | None) -> int:
 
 def _key(decoded: Decoded) -> Hashable | None:
     """All that specification and plan depend on, if that is shapes and a few numbers and names; else None."""
+    if decoded.unread and misplaced(AttentionRequest, decoded.unread):
+        return None
     parts: list[Hashable] = []
     options: dict[str, Any] = {}
     for name, value in decoded.fields.items():

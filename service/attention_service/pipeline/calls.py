@@ -201,7 +201,7 @@ def prepare_call(decoded: Decoded, backends: Backends, check: Check = no_check) 
 
     Errors: InvalidRequest of every kind, with pointers into /arguments, and what `check` raises.
     """
-    body = validate(AttentionRequest, decoded.fields)
+    body = validate(AttentionRequest, decoded.fields, decoded.unread)
     function, given, untyped = named_call(body, decoded, BESIDE)
     include = body.include if "include" in body.model_fields_set and body.include is not None else ()
     for n, name in enumerate(include):

@@ -47,7 +47,7 @@ class Parts(NamedTuple):
 
 def make_parts(decoded: Decoded) -> Parts:
     """The parts that decoded fields hold. Errors: InvalidRequest of every kind."""
-    body = validate(MergeRequest, decoded.fields)
+    body = validate(MergeRequest, decoded.fields, decoded.unread)
     states = [State(part.output, part.logsumexp) for part in body.parts]
     first = states[0].output
     layout = body.layout or LAYOUTS.get(first.ndim, "bhld")

@@ -25,7 +25,8 @@ def validated(
     layer: the stored layer that the request names, whose fields body and specification have, too
     allow_non_finite: accept infinity and NaN in keys and values
     """
-    body = validate(schema, decoded.fields if layer is None else layer.merged(decoded.fields))
+    fields = decoded.fields if layer is None else layer.merged(decoded.fields)
+    body = validate(schema, fields, decoded.unread)
     return body, body.attention_spec(decoded.untyped, allow_non_finite=allow_non_finite)
 
 

@@ -11,6 +11,7 @@ from fastapi.routing import APIRoute
 from starlette.types import Receive, Scope, Send
 
 from attention_service.codecs.base import Codec
+from attention_service.errors import UnknownField
 from attention_service.http.body import BodyLimits, content_length, receive_body, receive_disconnect
 from attention_service.http.head import joined
 from attention_service.http.negotiation import negotiate, refuse_content_encoding
@@ -22,6 +23,7 @@ from attention_service.pipeline.run import run
 from attention_service.routes.openapi import TENSOR_STATUSES, problems, tensor_answer, tensor_body
 from attention_service.schemas.request import AttentionRequest
 from attention_service.schemas.response import AttentionResponse
+from attention_service.schemas.validate import misplaced
 
 
 class DirectRoute(APIRoute):
@@ -113,6 +115,9 @@ async def respond(
     settings = engine.settings
     record = record_of(request.scope)
     headers = joined(request.scope["headers"])
+    query = dict.fromkeys(request.query_params, ("", "the body")) if request.scope["query_string"] else {}
+    if faults := misplaced(AttentionRequest, query):
+        raise UnknownField(*faults)
     refuse_content_encoding(headers)
     decoder, encoder = codecs(headers) if codecs else negotiate(headers, operation.decoders, operation.encoders)
     limits = BodyLimits(settings.max_body_bytes, settings.read_timeout, settings.read_rate)

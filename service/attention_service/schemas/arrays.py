@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field, PlainValidator, RootModel
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
+from attention_service.attention.arrays import is_number
 from attention_service.errors import describe
 
 # More axes than any field has; deeper lists are not worth a closer look.
@@ -138,7 +139,7 @@ def _integers(value: Any) -> np.ndarray:
 
 def _number_or_numbers(value: Any) -> float | np.ndarray:
     if isinstance(value, np.ndarray):
-        return value if value.ndim or value.dtype.kind not in "iuf" else float(value)
+        return float(value) if value.ndim == 0 and is_number(value.dtype) else value
     if isinstance(value, list):
         return _numbers(value)
     if isinstance(value, bool) or not isinstance(value, int | float):

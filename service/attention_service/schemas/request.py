@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from attention_service.attention import spec
-from attention_service.errors import FieldConflict, UnknownLayer, quote
+from attention_service.attention.arrays import is_number
+from attention_service.errors import FieldConflict, UnknownLayer, child, describe, quote
 from attention_service.schemas.arrays import (
     Bias,
     Gate,
@@ -23,6 +25,7 @@ from attention_service.schemas.arrays import (
     Past,
     TokenLabels,
     Vector,
+    invalid_array,
 )
 
 Encoding = Literal["list", "base64"]
@@ -59,6 +62,15 @@ class Closed(BaseModel):
         use_attribute_docstrings=True,
         json_schema_extra=unwrapped,
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_codes(cls, fields: Any) -> Any:
+        """The fields themselves. Errors: PydanticCustomError for a code, which float() makes a number of."""
+        for name, value in fields.items() if isinstance(fields, dict) else ():
+            if isinstance(value, np.ndarray) and not value.ndim and not (value.dtype == bool or is_number(value.dtype)):
+                raise invalid_array("a number", describe(value), child("", name))
+        return fields
 
     def given(self) -> dict[str, object]:
         """The fields that were sent and are not null, by name; nested models as values of `spec`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,12 +31,24 @@ Model = TypeVar("Model", bound=BaseModel)
 MAX_FAULTS = 10
 
 
-def validate(model: type[Model], fields: dict[str, Any]) -> Model:
-    """The fields as a model.
+def misplaced(model: type[BaseModel], unread: Mapping[str, tuple[str, str]]) -> list[Fault]:
+    """A fault for each field of a model that stands where none is read, MAX_FAULTS at most. unread: as of `Decoded`"""
+    found = [
+        Fault(pointer, f"{quote(name)} in {place}", "it where no field is read", code=UnknownField.code)
+        for name, (pointer, place) in unread.items()
+        if name.partition(".")[0] in model.model_fields
+    ]
+    return found[:MAX_FAULTS]
 
-    Errors: InvalidValue, UnknownField or InvalidArray with one fault for each error that pydantic found; InvalidRequest
-    if these are of several classes.
+
+def validate(model: type[Model], fields: dict[str, Any], unread: Mapping[str, tuple[str, str]] | None = None) -> Model:
+    """The fields as a model. unread: as of `Decoded`
+
+    Errors: UnknownField for fields that stand where none is read. InvalidValue, UnknownField or InvalidArray with one
+    fault for each error that pydantic found; InvalidRequest if these are of several classes.
     """
+    if faults := misplaced(model, unread or {}):
+        raise UnknownField(*faults)
     try:
         return model.model_validate(fields)
     except ValidationError as error:

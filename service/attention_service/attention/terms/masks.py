@@ -8,7 +8,7 @@ from typing import ClassVar, Final, Self
 import numpy as np
 
 from attention_service.attention.array_functions import Array
-from attention_service.attention.arrays import integers, per_token, within
+from attention_service.attention.arrays import integers, is_number, per_token, within
 from attention_service.attention.score_term import Cause, Frame, Load, ScoreTerm
 from attention_service.attention.shapes import align
 from attention_service.attention.spec import AttentionSpec
@@ -139,7 +139,7 @@ def _booleans(array: np.ndarray, pointer: str) -> np.ndarray:
     """The array itself. Errors: InvalidArray for numbers, whose hint depends on whether all are 0 or 1."""
     if array.dtype != bool:
         field = pointer.removeprefix("/")
-        if ((array == 0) | (array == 1)).all():
+        if is_number(array.dtype) and ((array == 0) | (array == 1)).all():
             advice = f"if 1 means takes part, send {field} != 0; else {field} == 0"
         else:
             advice = "for numbers to be added to the scores use bias"

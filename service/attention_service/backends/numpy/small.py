@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from attention_service.attention.arrays import lost_to_underflow, norm
+from attention_service.attention.arrays import is_number, lost_to_underflow, norm
 from attention_service.attention.options import ALWAYS
 from attention_service.attention.outputs import OUTPUT
 from attention_service.attention.plan import Plan
@@ -56,7 +56,7 @@ class SmallProgram:
         for field, heads in self._inputs:
             array = entry_after_entry(sources[field], self._layout)
             if array.dtype != self._dtype:
-                if array.dtype.kind not in "fiu":
+                if not is_number(array.dtype):
                     return None
                 array = array.astype(self._dtype)
             norms.append(norm(array))

@@ -6,6 +6,7 @@ Inputs are the fields that are arrays, parameters all others, nested ones dotted
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any, Final, get_args
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from attention_service.attention.gradients import gradient_names
 from attention_service.attention.spec import Output
 from attention_service.codecs.decoded import Decoded, RequestedOutputs
-from attention_service.codecs.named_tensors import add_dotted, dotted_tensors
+from attention_service.codecs.named_tensors import add_dotted, dotted_tensors, unread_names
 from attention_service.codecs.oip.tensors import parameters_of
 from attention_service.errors import FieldConflict, InvalidTensors, InvalidValue, MissingField, UnknownField, child
 from attention_service.version import MODEL
@@ -55,7 +56,13 @@ def assembled(
         if "include" in fields:
             raise FieldConflict.at("/parameters/include", "include or outputs", "both")
         fields["include"] = _include(outputs.binary, top_k=fields.get("top_k") is not None)
-    return Decoded(fields, frozenset(), outputs)
+    places = (
+        (f"/{kind}/{i}", chain(entry, entry.get("parameters") or ()))
+        for kind in ("inputs", "outputs")
+        for i, entry in enumerate(request.get(kind) or ())
+    )
+    unread = unread_names(chain([("", request)], places), "the parameters of the request")
+    return Decoded(fields, frozenset(), outputs, unread)
 
 
 def _options(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -100,6 +100,7 @@ class GRPCCodec(Codec):
         tensors = tensors_of(_inputs(inputs, raw))
         outputs = [{"name": output.name, "parameters": _scalars(output.parameters)} for output in request.outputs]
         plain = {"id": request.id or None, "outputs": outputs, "parameters": _scalars(request.parameters)}
+        plain["inputs"] = [{"parameters": tensor.parameters} for tensor in inputs]
         return assembled(plain, tensors, binary=bool(raw), model=self._model)
 
     def decode_bound(self, length: int, limit: int) -> int:

@@ -24,7 +24,7 @@ BESIDE: Final = CALL | {"actual", "tolerance", "legal", "time_limit", "reference
 
 def call_question(decoded: Decoded) -> CallQuestion:
     """The question of a request that is a call. Errors: InvalidRequest of every kind."""
-    body = validate(CompareRequest, decoded.fields)
+    body = validate(CompareRequest, decoded.fields, decoded.unread)
     name, arguments, untyped = named_call(body, decoded, BESIDE)
     with in_arguments():
         call = decode(name, arguments, body.version, untyped)
@@ -50,7 +50,7 @@ def typed_arguments(decoded: Decoded) -> dict[str, Any]:
     Indices, which a call refuses as floats, become int32, as in all libraries. Other numbers get the `dtype` beside the
     call, by default float64. Errors: as of call_question.
     """
-    body = validate(CompareRequest, decoded.fields)
+    body = validate(CompareRequest, decoded.fields, decoded.unread)
     function, arguments, untyped = named_call(body, decoded, BESIDE)
     kind = FLOATS[body.dtype or "float64"]
     for name in sorted(untyped):

@@ -175,7 +175,7 @@ test-attack: install-torch ## hostile requests and clients, ten seconds of overl
 	$(TORCH_BIN)/python -m benchmarks.soak --seconds 10
 
 .PHONY: test-servers
-test-servers: install-torch ## the same answers under uvicorn, hypercorn and granian
+test-servers: install-torch ## the same answers under uvicorn, hypercorn and granian, and through nginx (Debian's package nginx)
 	$(TORCH_BIN)/python -m pytest --numprocesses 2 tests/servers
 
 .PHONY: test-ray

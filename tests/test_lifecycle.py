@@ -69,8 +69,11 @@ class Process:
 
 
 @contextmanager
-def served(workers: int = 1, **settings: object) -> Iterator[Process]:
-    """A process of the service with these settings, at a free port."""
+def served(workers: int = 1, *, complete: int | None = None, **settings: object) -> Iterator[Process]:
+    """A process of the service with these settings, at a free port.
+
+    complete: how many workers must have started before it is used; all if None
+    """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
     environment |= {
         f"ATTENTION_{name.upper()}": str(value) for name, value in {"port": 0, "workers": workers, **settings}.items()
@@ -78,7 +81,7 @@ def served(workers: int = 1, **settings: object) -> Iterator[Process]:
     command = [sys.executable, "-m", "attention_service", "serve", "--threads", "1"]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         server = Process(process)
-        words = {"startup complete": workers, "vicorn running on": 1}
+        words = {"startup complete": workers if complete is None else complete, "vicorn running on": 1}
         try:
             until(lambda: all(sum(word in line for line in server.log) >= count for word, count in words.items()))
             yield server
@@ -166,6 +169,22 @@ def test_workers_that_take_the_place_of_killed_ones_accept_connections() -> None
         assert server.end(signal.SIGTERM) == 0
 
 
+@pytest.mark.slow
+@WORKERS
+@pytest.mark.parametrize("drain", [0, 300])
+def test_idle_connections_end_when_it_stops(workers: int, drain: int) -> None:
+    """They may be idle for a day at other times. They do not prolong a drain either."""
+    with served(workers=workers, keep_alive=100_000, drain=drain) as server:
+        port = server.port("vicorn running on")
+        asked, silent = (http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT) for _ in range(2))
+        assert request(asked) == (200, False)
+        silent.connect()
+        assert server.end(signal.SIGTERM) == 0  # raises after minutes
+        for client in (asked, silent):
+            assert client.sock.recv(1) == b""
+            client.close()
+
+
 def is_unready(port: int) -> bool:
     """True if a new connection hears that the service stops, and that this connection closes."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
@@ -200,8 +219,8 @@ def test_it_does_not_drain_without_clients_after_sigint_or_a_second_sigterm(numb
         kept = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
         if client:
             assert request(kept) == (200, False)
-        for number in numbers:
-            if number is not numbers[0]:
+        for index, number in enumerate(numbers):
+            if index:  # two signals of one number could become one
                 until(lambda: is_unready(port))
             server.process.send_signal(number)
         server.process.wait(TIMEOUT)  # raises before the drain would end
@@ -256,7 +275,7 @@ def test_calls_over_grpc_end_as_unavailable_at_sigterm(workers: int) -> None:
     ("parser", "workers", "tls"), [("h11", 1, False), ("httptools", 1, True), ("h11", 2, True), ("httptools", 2, False)]
 )
 def test_a_half_sent_body_causes_no_traceback_at_sigterm(parser: str, workers: int, tls: bool) -> None:
-    settings = {"tls_certificate": TLS / "localhost.pem"} if tls else {}
+    settings: dict[str, Any] = {"tls_certificate": TLS / "localhost.pem"} if tls else {}
     head = "POST /attention HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n"
     with (
         served(http_parser=parser, workers=workers, grace=0, drain=0, **settings) as server,
@@ -314,7 +333,8 @@ def renew(folder: Path, *, apart: bool) -> str:
 @pytest.mark.parametrize("apart", [True, False])
 def test_a_renewed_certificate_is_presented_without_a_restart(tmp_path: Path, workers: int, apart: bool) -> None:
     """Over HTTP and gRPC. One that cannot be used changes nothing, but for one warning of each worker and protocol."""
-    files = {"tls_certificate": tmp_path / "certificate.pem"} | ({"tls_key": tmp_path / "key.pem"} if apart else {})
+    files: dict[str, Any] = {"tls_certificate": tmp_path / "certificate.pem"}
+    files |= {"tls_key": tmp_path / "key.pem"} if apart else {}
     first = renew(tmp_path, apart=apart)
     with served(grpc_port=0, workers=workers, **files) as server:
         ports = server.port("vicorn running on"), server.port("gRPC running on")

@@ -171,6 +171,54 @@ def test_workers_that_take_the_place_of_killed_ones_accept_connections() -> None
 
 @pytest.mark.slow
 @WORKERS
+def test_the_port_answers_when_the_log_says_that_it_runs(workers: int) -> None:
+    """The line comes after a worker has started; with several, the port is bound long before."""
+    with served(workers=workers, complete=0) as server:
+        new = http.client.HTTPConnection("127.0.0.1", server.port("vicorn running on"), timeout=TIMEOUT)
+        assert request(new) == (200, False)
+        new.close()
+        first = next(index for index, line in enumerate(server.log) if "startup complete" in line)
+        assert sum("vicorn running on" in line for line in server.log[first:]) == 1
+        assert sum("vicorn running on" in line for line in server.log) == 1
+        server.end(signal.SIGTERM)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_end_of_a_worker_is_an_error_in_the_log(number: int) -> None:
+    """One line, which says how it ended. After SIGTERM uvicorn ends a worker by the same signal again."""
+    with served(workers=2, log_format="json") as server:
+        pids = [int(re.findall(r"\[(\d+)\]", line)[-1]) for line in server.log if "Started server process" in line]
+        os.kill(pids[0], number)
+        until(lambda: sum("startup complete" in line for line in server.log) == 3)
+        assert server.end(signal.SIGTERM) == 0
+    events = [json.loads(line) for line in server.log]
+    (message,) = (event["message"] for event in events if event["level"] == "error")
+    expected = rf"worker \[{pids[0]}\] ended with status -{int(number)} \(\w+\)( after .*)?; another starts"
+    assert re.fullmatch(expected, message), message
+
+
+@pytest.mark.slow
+def test_workers_that_cannot_start_end_the_service_with_an_error(tmp_path: Path) -> None:
+    """systemd and others start a service again, or tell somebody, by its exit status."""
+    (tmp_path / "broken.py").write_text(
+        "async def app(scope, receive, send):\n"
+        "    await receive()\n"
+        "    await send({'type': 'lifespan.startup.failed', 'message': 'no disk'})\n"
+    )
+    program = (
+        "import uvicorn; from attention_service.server.supervisor import Supervisor; "
+        "Supervisor(uvicorn.Config('broken:app', host='127.0.0.1', port=0, workers=2)).run()"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, str(tmp_path)])}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    assert done.returncode == 3, done.stderr
+    assert "running on" not in done.stderr
+
+
+@pytest.mark.slow
+@WORKERS
 @pytest.mark.parametrize("drain", [0, 300])
 def test_idle_connections_end_when_it_stops(workers: int, drain: int) -> None:
     """They may be idle for a day at other times. They do not prolong a drain either."""

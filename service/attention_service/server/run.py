@@ -33,6 +33,7 @@ from attention_service.runtime.process import tune
 from attention_service.server.drain import Drain
 from attention_service.server.progress import ReportProgress
 from attention_service.server.protocol import LimitedProtocol, Limits
+from attention_service.server.supervisor import Supervisor
 from attention_service.server.tls import renewing_context
 from attention_service.server.workers import Workers
 from attention_service.settings import Settings, load_settings, unknown_variables
@@ -73,11 +74,11 @@ def serve(flags: Mapping[str, Any]) -> None:
         remove_stale_files(settings.metrics_folder)
     dictConfig(log_config(settings))  # as uvicorn will do, which logs nothing before
     log_start(settings)
-    run: Callable[..., None] = partial(uvicorn.run, **uvicorn_options(settings))
+    options = uvicorn_options(settings)
     if settings.workers == 1:
         app = create_app(settings)
         tune()
-        run(served(app, Workers(None)))
+        uvicorn.run(served(app, Workers(None)), **options)
         return
     if settings.backend == "ray" and not settings.ray_address:
         flags["ray_address"] = start_ray(settings)
@@ -86,7 +87,8 @@ def serve(flags: Mapping[str, Any]) -> None:
     with TemporaryDirectory(prefix="attention-") as folder:
         os.environ.setdefault("ATTENTION_METRICS_FOLDER", folder)
         os.environ[FOLDER] = folder
-        run("attention_service.server.run:worker", factory=True, workers=settings.workers)
+        factory = "attention_service.server.run:worker"
+        Supervisor(uvicorn.Config(factory, factory=True, workers=settings.workers, **options)).run()
 
 
 def log_start(settings: Settings) -> None:

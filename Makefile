@@ -193,7 +193,7 @@ VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' service/attention_ser
 REVISION := $(shell git rev-parse HEAD 2>/dev/null)
 
 .PHONY: deploy-check
-deploy-check: $(VENV)/.test install-deploy ## lint Dockerfile, compose file and scripts; build and validate manifests; test the alerts (promtool of Debian's package prometheus)
+deploy-check: $(VENV)/.test install-deploy ## lint Dockerfile, compose file and scripts; build and validate manifests; test the alerts (promtool of Debian's package prometheus), and the systemd unit
 	$(DEPLOY_BIN)/hadolint Dockerfile
 	$(DEPLOY_BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 	promtool check config deploy/prometheus/prometheus.yml

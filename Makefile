@@ -175,7 +175,7 @@ test-attack: install-torch ## hostile requests and clients, ten seconds of overl
 	$(TORCH_BIN)/python -m benchmarks.soak --seconds 10
 
 .PHONY: test-servers
-test-servers: install-torch ## the same answers under uvicorn, hypercorn and granian
+test-servers: install-torch ## the same answers under uvicorn, hypercorn and granian, and through nginx (Debian's package nginx)
 	$(TORCH_BIN)/python -m pytest --numprocesses 2 tests/servers
 
 .PHONY: test-ray
@@ -193,7 +193,7 @@ VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' service/attention_ser
 REVISION := $(shell git rev-parse HEAD 2>/dev/null)
 
 .PHONY: deploy-check
-deploy-check: $(VENV)/.test install-deploy ## lint Dockerfile, compose file and scripts; build and validate manifests; test the alerts (promtool of Debian's package prometheus)
+deploy-check: $(VENV)/.test install-deploy ## lint Dockerfile, compose file and scripts; build and validate manifests; test the alerts (promtool of Debian's package prometheus), and the systemd unit
 	$(DEPLOY_BIN)/hadolint Dockerfile
 	$(DEPLOY_BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 	promtool check config deploy/prometheus/prometheus.yml

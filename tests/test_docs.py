@@ -40,6 +40,10 @@ ELSEWHERE = {
         "tests/deploy/test_manifests.py",
         "needs a cluster; what it would send is built and validated",
     ),
+    ("docs/deployment.md", "python3 -m venv /opt/"): (
+        "tests/deploy/test_systemd.py",
+        "needs systemd; its unit is tested",
+    ),
     ("docs/notebooks.md", "pip install"): ("deploy/release-check", "installs an environment"),
     ("docs/notebooks.md", "import numpy as np\nfrom attention_service import attend\n\nanimals"): (
         "tests/test_notebooks.py",
@@ -78,6 +82,9 @@ ELSEWHERE = {
 INLINE = {
     ("docs/deployment.md", "attention-service health"): ("tests/image/test_docs.py", "in a container"),
     ("docs/deployment.md", "docker compose restart"): ("tests/image/test_scale.py", "needs docker or podman"),
+    ("docs/deployment.md", "docker compose up"): ("tests/image/test_docs.py", "needs docker or podman"),
+    ("docs/deployment.md", "kubectl "): ("tests/deploy/test_manifests.py", "needs a cluster"),
+    ("docs/deployment.md", "attention-service settings --effective"): ("tests/test_settings.py", "in an environment"),
     ("docs/deployment.md", "podman play kube"): ("tests/image/test_pod.py", "needs podman"),
     ("docs/deployment.md", "attention-service key"): ("tests/deploy/test_manifests.py", "makes the file of hashes"),
     ("docs/deployment.md", "attention-service serve"): ("tests/conftest.py", "what most tests do"),

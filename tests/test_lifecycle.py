@@ -69,8 +69,11 @@ class Process:
 
 
 @contextmanager
-def served(workers: int = 1, **settings: object) -> Iterator[Process]:
-    """A process of the service with these settings, at a free port."""
+def served(workers: int = 1, *, complete: int | None = None, **settings: object) -> Iterator[Process]:
+    """A process of the service with these settings, at a free port.
+
+    complete: how many workers must have started before it is used; all if None
+    """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
     environment |= {
         f"ATTENTION_{name.upper()}": str(value) for name, value in {"port": 0, "workers": workers, **settings}.items()
@@ -78,7 +81,7 @@ def served(workers: int = 1, **settings: object) -> Iterator[Process]:
     command = [sys.executable, "-m", "attention_service", "serve", "--threads", "1"]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         server = Process(process)
-        words = {"startup complete": workers, "vicorn running on": 1}
+        words = {"startup complete": workers if complete is None else complete, "vicorn running on": 1}
         try:
             until(lambda: all(sum(word in line for line in server.log) >= count for word, count in words.items()))
             yield server
@@ -166,6 +169,70 @@ def test_workers_that_take_the_place_of_killed_ones_accept_connections() -> None
         assert server.end(signal.SIGTERM) == 0
 
 
+@pytest.mark.slow
+@WORKERS
+def test_the_port_answers_when_the_log_says_that_it_runs(workers: int) -> None:
+    """The line comes after a worker has started; with several, the port is bound long before."""
+    with served(workers=workers, complete=0) as server:
+        new = http.client.HTTPConnection("127.0.0.1", server.port("vicorn running on"), timeout=TIMEOUT)
+        assert request(new) == (200, False)
+        new.close()
+        first = next(index for index, line in enumerate(server.log) if "startup complete" in line)
+        assert sum("vicorn running on" in line for line in server.log[first:]) == 1
+        assert sum("vicorn running on" in line for line in server.log) == 1
+        server.end(signal.SIGTERM)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_end_of_a_worker_is_an_error_in_the_log(number: int) -> None:
+    """One line, which says how it ended. After SIGTERM uvicorn ends a worker by the same signal again."""
+    with served(workers=2, log_format="json") as server:
+        pids = [int(re.findall(r"\[(\d+)\]", line)[-1]) for line in server.log if "Started server process" in line]
+        os.kill(pids[0], number)
+        until(lambda: sum("startup complete" in line for line in server.log) == 3)
+        assert server.end(signal.SIGTERM) == 0
+    events = [json.loads(line) for line in server.log]
+    (message,) = (event["message"] for event in events if event["level"] == "error")
+    expected = rf"worker \[{pids[0]}\] ended with status -{int(number)} \(\w+\)( after .*)?; another starts"
+    assert re.fullmatch(expected, message), message
+
+
+@pytest.mark.slow
+def test_workers_that_cannot_start_end_the_service_with_an_error(tmp_path: Path) -> None:
+    """systemd and others start a service again, or tell somebody, by its exit status."""
+    (tmp_path / "broken.py").write_text(
+        "async def app(scope, receive, send):\n"
+        "    await receive()\n"
+        "    await send({'type': 'lifespan.startup.failed', 'message': 'no disk'})\n"
+    )
+    program = (
+        "import uvicorn; from attention_service.server.supervisor import Supervisor; "
+        "Supervisor(uvicorn.Config('broken:app', host='127.0.0.1', port=0, workers=2)).run()"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, str(tmp_path)])}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    assert done.returncode == 3, done.stderr
+    assert "running on" not in done.stderr
+
+
+@pytest.mark.slow
+@WORKERS
+@pytest.mark.parametrize("drain", [0, 300])
+def test_idle_connections_end_when_it_stops(workers: int, drain: int) -> None:
+    """They may be idle for a day at other times. They do not prolong a drain either."""
+    with served(workers=workers, keep_alive=100_000, drain=drain) as server:
+        port = server.port("vicorn running on")
+        asked, silent = (http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT) for _ in range(2))
+        assert request(asked) == (200, False)
+        silent.connect()
+        assert server.end(signal.SIGTERM) == 0  # raises after minutes
+        for client in (asked, silent):
+            assert client.sock.recv(1) == b""
+            client.close()
+
+
 def is_unready(port: int) -> bool:
     """True if a new connection hears that the service stops, and that this connection closes."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
@@ -200,8 +267,8 @@ def test_it_does_not_drain_without_clients_after_sigint_or_a_second_sigterm(numb
         kept = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
         if client:
             assert request(kept) == (200, False)
-        for number in numbers:
-            if number is not numbers[0]:
+        for index, number in enumerate(numbers):
+            if index:  # two signals of one number could become one
                 until(lambda: is_unready(port))
             server.process.send_signal(number)
         server.process.wait(TIMEOUT)  # raises before the drain would end
@@ -256,7 +323,7 @@ def test_calls_over_grpc_end_as_unavailable_at_sigterm(workers: int) -> None:
     ("parser", "workers", "tls"), [("h11", 1, False), ("httptools", 1, True), ("h11", 2, True), ("httptools", 2, False)]
 )
 def test_a_half_sent_body_causes_no_traceback_at_sigterm(parser: str, workers: int, tls: bool) -> None:
-    settings = {"tls_certificate": TLS / "localhost.pem"} if tls else {}
+    settings: dict[str, Any] = {"tls_certificate": TLS / "localhost.pem"} if tls else {}
     head = "POST /attention HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n"
     with (
         served(http_parser=parser, workers=workers, grace=0, drain=0, **settings) as server,
@@ -314,7 +381,8 @@ def renew(folder: Path, *, apart: bool) -> str:
 @pytest.mark.parametrize("apart", [True, False])
 def test_a_renewed_certificate_is_presented_without_a_restart(tmp_path: Path, workers: int, apart: bool) -> None:
     """Over HTTP and gRPC. One that cannot be used changes nothing, but for one warning of each worker and protocol."""
-    files = {"tls_certificate": tmp_path / "certificate.pem"} | ({"tls_key": tmp_path / "key.pem"} if apart else {})
+    files: dict[str, Any] = {"tls_certificate": tmp_path / "certificate.pem"}
+    files |= {"tls_key": tmp_path / "key.pem"} if apart else {}
     first = renew(tmp_path, apart=apart)
     with served(grpc_port=0, workers=workers, **files) as server:
         ports = server.port("vicorn running on"), server.port("gRPC running on")

@@ -7,7 +7,7 @@ import gc
 import socket
 import weakref
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -18,7 +18,8 @@ from attention_service.server.progress import ReportProgress
 from attention_service.server.protocol import MAX_UNTAKEN, LimitedProtocol, Limits
 from tests.helpers.virtual_time import run
 
-LIMITS = Limits(idle=5, head=30, head_bytes=1000, write=20, write_rate=4000)
+LIMITS = Limits(idle=5, head=30, head_bytes=1000, write=20, write_rate=4000, connections=9)
+LONG = LIMITS._replace(idle=620)
 INTERVAL = 1.0  # seconds between two checks of the limits
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 PARSERS = pytest.mark.parametrize("parser", ["h11", "httptools"])
@@ -50,13 +51,19 @@ class Client:
         return self._loop.time()
 
 
-def protocol_of(app: App, parser: str, limits: Limits, **state: Any) -> LimitedProtocol:
-    """What the server makes for a new connection. state: the lifespan state of the application"""
+def protocol_of(
+    app: App, parser: str, limits: Limits, others: ServerState | None = None, **state: Any
+) -> LimitedProtocol:
+    """What the server makes for a new connection.
+
+    others: the server's account of its connections
+    state: the lifespan state of the application
+    """
     config = uvicorn.Config(ReportProgress(app), http=parser, ws="none", lifespan="off", access_log=False,
-                            log_config=None, timeout_keep_alive=5)  # fmt: skip
+                            log_config=None, timeout_keep_alive=limits.idle)  # fmt: skip
     config.load()
     return LimitedProtocol(
-        config.http_protocol_class, limits, config=config, server_state=ServerState(), app_state=state
+        config.http_protocol_class, limits, config=config, server_state=others or ServerState(), app_state=state
     )
 
 
@@ -382,6 +389,105 @@ def test_an_idle_connection_is_closed_without_waiting_for_the_client(parser: str
             return closed
 
     assert run(main()) == 5  # the keep-alive time
+
+
+@PARSERS
+@pytest.mark.parametrize("asked", [True, False])
+def test_an_idle_connection_stays_as_long_as_the_setting_says(parser: str, asked: bool) -> None:
+    """Proxies keep idle connections for 60 s and more, and some connect before they have a request."""
+
+    async def main() -> float:
+        async with connection(echo, parser, LONG) as client:
+            if asked:
+                await client.send(GET)
+                await client.receive()
+            await asyncio.sleep(600)
+            await client.send(GET)
+            assert (await client.receive()).startswith(b"HTTP/1.1 200 OK")
+            return await client.closed()
+
+    assert run(main()) == 600 + 620
+
+
+@PARSERS
+def test_a_silent_connection_is_closed_in_the_end(parser: str) -> None:
+    async def main() -> float:
+        async with connection(echo, parser, LONG) as client:
+            return await client.closed()
+
+    assert 620 <= run(main()) <= 620 + 5 + INTERVAL
+
+
+@PARSERS
+def test_a_slow_head_after_a_long_pause_has_its_timeout(parser: str) -> None:
+    """An idle connection is looked at seldom, a connection with a part of a head often."""
+
+    async def main() -> float:
+        async with connection(echo, parser, LONG) as client:
+            await client.send(GET)
+            await client.receive()
+            await asyncio.sleep(100)
+            await client.send(GET[:10])
+            return await client.closed()
+
+    assert 130 <= run(main()) <= 130 + INTERVAL
+
+
+@PARSERS
+def test_idle_connections_make_room_when_there_are_too_many(parser: str) -> None:
+    """Those that are idle for five seconds go; a busy one stays, and so do all where there are as many as may be."""
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(100)
+        await echo(scope, receive, send)
+
+    async def main(count: int) -> tuple[int, int, bytes]:
+        others = ServerState()
+        async with AsyncExitStack() as stack:
+            busy, *_ = [
+                await stack.enter_async_context(connection(slow, parser, LONG, others=others)) for _ in range(count)
+            ]
+            await busy.send(GET)
+            await asyncio.sleep(4)
+            before = len(others.connections)
+            await asyncio.sleep(96 + INTERVAL)
+            return before, len(others.connections), await busy.receive()
+
+    many = LONG.connections + 3
+    before, left, answer = run(main(many))
+    assert before == many
+    assert 1 <= left <= LONG.connections
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert run(main(LONG.connections))[:2] == (LONG.connections, LONG.connections)
+
+
+async def closing(scope: Any, receive: Any, send: Any) -> None:
+    """An ASGI application whose response ends the connection."""
+    await send({"type": "http.response.start", "status": 204, "headers": [(b"connection", b"close")]})
+    await send({"type": "http.response.body"})
+
+
+@PARSERS
+@pytest.mark.parametrize(
+    ("app", "request_", "kept"),
+    [
+        (echo, GET, True),
+        (echo, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", False),
+        (echo, b"GET / HTTP/1.0\r\nHost: x\r\nConnection: keep-alive\r\n\r\n", False),
+        (closing, GET, False),
+    ],
+)
+def test_responses_say_how_long_the_connection_is_kept(parser: str, app: App, request_: bytes, kept: bool) -> None:
+    """RFC 9110, section 7.6.1: Connection lists the field. None on a connection that ends with the response."""
+
+    async def main() -> bytes:
+        async with connection(app, parser, LONG) as client:
+            await client.send(request_)
+            return (await client.receive()).lower()
+
+    answer = run(main())
+    assert (b"\r\nkeep-alive: timeout=620\r\n" in answer) is kept, answer
+    assert (b"\r\nconnection: keep-alive\r\n" in answer) is kept, answer
 
 
 def test_an_error_of_the_parser_within_a_response_closes_the_connection(caplog: pytest.LogCaptureFixture) -> None:

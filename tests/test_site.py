@@ -81,6 +81,13 @@ def test_every_page_of_the_site_is_in_the_menu() -> None:
     assert sorted(menu) == sorted(str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md"))
 
 
+def test_the_list_for_operators_has_twelve_lines_that_lead_further() -> None:
+    text = (ROOT / "docs" / "go-live.md").read_text(encoding="utf-8")
+    items = re.split(r"^\d+\. ", text, flags=re.MULTILINE)[1:]
+    assert len(items) == 12
+    assert [item for item in items if "](" not in item] == []
+
+
 def test_every_mentioned_make_target_and_variable_exists() -> None:
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))

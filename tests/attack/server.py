@@ -96,10 +96,13 @@ def within(seconds: float, condition: Any) -> bool:
 
 
 @contextmanager
-def live(port: int = 0, address_space: int | None = None, **settings: object) -> Iterator[Live]:
+def live(
+    port: int = 0, address_space: int | None = None, descriptors: int | None = None, **settings: object
+) -> Iterator[Live]:
     """A server with these settings; it is killed on exit, and must not have logged a traceback.
 
     address_space: limit of its address space in bytes, as by `ulimit -v`
+    descriptors: limit of its open files and connections, as by `ulimit -n`
     """
     port = port or free_port()
     values = {"port": port, "log_level": "warning", "allowed_hosts": "x"} | settings
@@ -114,7 +117,7 @@ def live(port: int = 0, address_space: int | None = None, **settings: object) ->
             env=environment,
             stdout=log,
             stderr=subprocess.STDOUT,
-            preexec_fn=None if address_space is None else partial(_limit, address_space),
+            preexec_fn=partial(_limit, {resource.RLIMIT_AS: address_space, resource.RLIMIT_NOFILE: descriptors}),
         )
         server = Live(process, port, log, tls="tls_certificate" in settings)
         try:
@@ -130,8 +133,10 @@ def live(port: int = 0, address_space: int | None = None, **settings: object) ->
         assert "Traceback" not in server.logged(), server.logged()
 
 
-def _limit(address_space: int) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space))
+def _limit(limits: dict[int, int | None]) -> None:
+    for kind, limit in limits.items():
+        if limit is not None:
+            resource.setrlimit(kind, (limit, limit))
 
 
 def _is_live(server: Live) -> bool:

@@ -23,6 +23,7 @@ from tests.helpers.wire import NPZ, SAFETENSORS
 
 MB = 2**20
 READ_TIMEOUT = 1.0
+KEEP_ALIVE = 3
 LIMIT = 8 * MB
 # Megabytes of resident memory for threads and arenas of the allocator.
 SLACK = 32
@@ -33,7 +34,9 @@ CHUNKED = b"POST /attention HTTP/1.1\r\nHost: x\r\nContent-Type: application/jso
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Live]:
-    with live(read_timeout=READ_TIMEOUT, max_body_bytes=LIMIT, memory_limit="256MiB", time_limit=20) as server:
+    with live(
+        read_timeout=READ_TIMEOUT, keep_alive=KEEP_ALIVE, max_body_bytes=LIMIT, memory_limit="256MiB", time_limit=20
+    ) as server:
         warm_up(server)
         yield server
 
@@ -167,6 +170,26 @@ def test_many_silent_connections_are_closed(server: Live) -> None:
     for connection in connections:
         assert connection.recv(1) == b""
         connection.close()
+
+
+def test_idle_connections_do_not_keep_others_out() -> None:
+    """More than the process has descriptors for, and each might be idle for ten minutes."""
+    with live(descriptors=256) as server:
+        held = []
+        for _ in range(600):
+            connection = server.connect()
+            connection.sendall(HEALTH)
+            held.append(connection)
+        assert within(TIMEOUT, lambda: answers(server))
+        for connection in held:
+            connection.close()
+
+
+def answers(server: Live) -> bool:
+    """True if a new connection gets a response."""
+    with suppress(OSError):
+        return server.ask(HEALTH)[0] == 200
+    return False
 
 
 # Connections that end early.

@@ -60,6 +60,15 @@ def assert_success(response: httpx.Response, media_type: str) -> None:
     assert re.search(r"\bcompute;dur=[\d.]+", response.headers["server-timing"])
 
 
+def test_only_the_server_of_the_service_announces_how_long_it_keeps_a_connection(
+    client: httpx.Client, request: pytest.FixtureRequest
+) -> None:
+    """Others have options of their own, which the application does not know; granian and hypercorn announce nothing."""
+    name = request.node.callspec.params["server"].name
+    announced = client.post("/attention", json=GOOD).headers.get("keep-alive")
+    assert announced == ("timeout=620" if name == "serve" else None)
+
+
 # Golden cases.
 
 

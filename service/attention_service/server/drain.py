@@ -52,6 +52,11 @@ class Drain:
                     self._delay_handler(number, asyncio.get_running_loop())
         await self._app(scope, receive, send)
 
+    @property
+    def has_begun(self) -> bool:
+        """True from the first signal on."""
+        return self._draining is not None
+
     def opened(self, connection: Any) -> None:
         """A client has connected."""
         self._connections.add(connection)

@@ -8,6 +8,9 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from attention_service.http.head import closes
+from attention_service.http.request_context import CLOSE_HEADER
+
 
 class ReportProgress:
     """Reports to `scope["state"]["connection"]`, which `server/` puts there; does nothing under other servers.
@@ -25,7 +28,7 @@ class ReportProgress:
             await self._app(scope, receive, send)
             return
 
-        progress = Progress(connection, receive, send)
+        progress = Progress(connection, receive, send, may_keep=scope["http_version"] == "1.1" and not closes(scope))
         try:
             await self._app(scope, progress.receive, progress.send)
         except asyncio.CancelledError:  # by uvicorn, as the time to stop is over
@@ -37,13 +40,17 @@ class ReportProgress:
 
 
 class Progress:
-    """`receive` and `send` of one request, which report to its connection."""
+    """`receive` and `send` of one request, which report to its connection.
 
-    def __init__(self, connection: Any, receive: Receive, send: Send) -> None:
+    may_keep: True if the client lets the connection go on after the response
+    """
+
+    def __init__(self, connection: Any, receive: Receive, send: Send, *, may_keep: bool) -> None:
         self._connection = connection
         self._transport = connection.transport
         self._receive = receive
         self._send = send
+        self._may_keep = may_keep
 
     async def receive(self) -> Message:
         """Receive the next message, and report that the received part of the body is taken."""
@@ -52,10 +59,12 @@ class Progress:
         return message
 
     async def send(self, message: Message) -> None:
-        """Send a message: the head together with the first part of the body."""
+        """Send a message: the head together with the first part of the body. The head says how long it is kept."""
         starts = message["type"] == "http.response.start"
         if starts:
             self._transport.cork()
+            if self._may_keep and CLOSE_HEADER not in message["headers"]:
+                message = {**message, "headers": [*message["headers"], *self._connection.keep_alive]}
         try:
             await self._send(message)
         except Exception:

@@ -9,6 +9,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from ipaddress import ip_address
 from logging.config import dictConfig
@@ -32,6 +33,7 @@ from attention_service.runtime.process import tune
 from attention_service.server.drain import Drain
 from attention_service.server.progress import ReportProgress
 from attention_service.server.protocol import LimitedProtocol, Limits
+from attention_service.server.supervisor import Supervisor
 from attention_service.server.tls import renewing_context
 from attention_service.server.workers import Workers
 from attention_service.settings import Settings, load_settings, unknown_variables
@@ -39,8 +41,8 @@ from attention_service.version import __version__
 
 logger = logging.getLogger("attention")
 
-# Seconds that a connection may stay open without a request.
-KEEP_ALIVE: Final = 5
+# Connections of a process up to which idle ones are kept: they take 25 MB, over TLS 110 MB.
+MOST_KEPT: Final = 2048
 # Seconds that a worker may leave the process that started it without an answer, as it does while it imports modules.
 # With uvicorn's five seconds, workers of a slow or busy machine are replaced before they have started, again and again.
 # A worker that is killed is replaced within a second, or after this time if uvicorn has just asked it and waits.
@@ -72,11 +74,11 @@ def serve(flags: Mapping[str, Any]) -> None:
         remove_stale_files(settings.metrics_folder)
     dictConfig(log_config(settings))  # as uvicorn will do, which logs nothing before
     log_start(settings)
-    run: Callable[..., None] = partial(uvicorn.run, **uvicorn_options(settings))
+    options = uvicorn_options(settings)
     if settings.workers == 1:
         app = create_app(settings)
         tune()
-        run(served(app, Workers(None)))
+        uvicorn.run(served(app, Workers(None)), **options)
         return
     if settings.backend == "ray" and not settings.ray_address:
         flags["ray_address"] = start_ray(settings)
@@ -85,7 +87,8 @@ def serve(flags: Mapping[str, Any]) -> None:
     with TemporaryDirectory(prefix="attention-") as folder:
         os.environ.setdefault("ATTENTION_METRICS_FOLDER", folder)
         os.environ[FOLDER] = folder
-        run("attention_service.server.run:worker", factory=True, workers=settings.workers)
+        factory = "attention_service.server.run:worker"
+        Supervisor(uvicorn.Config(factory, factory=True, workers=settings.workers, **options)).run()
 
 
 def log_start(settings: Settings) -> None:
@@ -129,7 +132,7 @@ def served(app: FastAPI, workers: Workers) -> ReportProgress:
 def uvicorn_options(settings: Settings) -> dict[str, Any]:
     """The arguments of `uvicorn.run`, other than the application."""
     write, write_rate = settings.write_timeout, settings.read_rate
-    limits = Limits(KEEP_ALIVE, settings.read_timeout, MAX_HEAD, write, write_rate)
+    limits = Limits(settings.keep_alive, settings.read_timeout, MAX_HEAD, write, write_rate, most_kept())
     return {
         "host": settings.host,
         "port": settings.port,
@@ -142,12 +145,22 @@ def uvicorn_options(settings: Settings) -> dict[str, Any]:
         "http": partial(LimitedProtocol, import_from_string(HTTP_PROTOCOLS[settings.http_parser]), limits),
         "ws": "none",
         "h11_max_incomplete_event_size": MAX_HEAD,
-        "timeout_keep_alive": KEEP_ALIVE,
+        "timeout_keep_alive": settings.keep_alive,
         "timeout_graceful_shutdown": settings.grace,
         "timeout_worker_healthcheck": SILENCE,
         "server_header": False,
         "proxy_headers": True,  # of the proxies in FORWARDED_ALLOW_IPS, which uvicorn reads
     }
+
+
+def most_kept() -> int:
+    """How many connections a process may have before it closes idle ones early: MOST_KEPT, or fewer by `ulimit -n`."""
+    with suppress(ImportError):  # Windows
+        import resource
+
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return min(MOST_KEPT, descriptors // 2) if descriptors != resource.RLIM_INFINITY else MOST_KEPT
+    return MOST_KEPT
 
 
 def tls_context(settings: Settings) -> Callable[..., ssl.SSLContext] | None:

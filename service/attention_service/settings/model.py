@@ -120,6 +120,13 @@ class Settings(BaseSettings):
         description="Seconds by which a client may be behind ATTENTION_READ_RATE in reading a response, before the "
         "connection is closed. A client that reads nothing has so many seconds.",
     )
+    keep_alive: int = Field(
+        620,
+        ge=1,
+        description="Seconds without a request after which a connection is closed. It must be more than a proxy in "
+        "front of the service keeps idle connections, or the proxy loses requests. Responses announce it as "
+        "`Keep-Alive: timeout=620`.",
+    )
     http_parser: Literal["h11", "httptools"] = Field(
         "h11",
         description="HTTP/1.1 parser. h11 is strict. httptools is faster and less strict: use it only behind a proxy "

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from ipaddress import ip_address
+from typing import Any
 
 import httpx
 import psutil
@@ -78,7 +79,7 @@ def end_while_a_client_is_connected(server: Process) -> None:
 
 
 @contextmanager
-def serving(workers: int = 2, **settings: object) -> Iterator[tuple[Process, list[psutil.Process]]]:
+def serving(workers: int = 2, **settings: Any) -> Iterator[tuple[Process, list[psutil.Process]]]:
     """A service that starts a cluster, and all its processes; none of them may be left."""
     with served(workers=workers, backend="ray", **settings) as server:
         until(lambda: is_ready(server))

@@ -19,7 +19,7 @@ FUNCTIONS: Final = read_functions(files("attention_service.engines").joinpath("a
 
 
 class Reader(NamedTuple):
-    """What reads the arguments of a function, and those whose first axis has its sequences; the first given counts."""
+    """What reads the arguments of a function, and those whose first axis may have its sequences, unless it has three."""
 
     read: Callable[[Arguments], Call | Merge]
     sequences: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ READERS: Final[Mapping[str, Reader]] = {
     "decode": Reader(flashinfer.decode, ("indptr",)),
     "paged": Reader(flashinfer.paged_prefill, ("qo_indptr",)),
     "ragged": Reader(flashinfer.ragged_prefill, ("qo_indptr",)),
-    "mla": Reader(flashinfer.mla, ("qo_indptr",)),
+    "mla": Reader(flashinfer.mla, ("cum_seq_lens_q", "qo_indptr")),
     "trt_decode": Reader(flashinfer.trtllm_decode, ("seq_lens",)),
     "trt_context": Reader(flashinfer.trtllm_context, ("seq_lens",)),
     "merge_state": Reader(flashinfer.merge_state),
@@ -53,8 +53,8 @@ def sequence_count(name: Any, given: Mapping[str, Any]) -> int:
         return 0
     if reader.read is pytorch.sdpa:
         return pytorch.sequence_count([given.get(one) for one in reader.sequences])
-    array = next((given[one] for one in reader.sequences if given.get(one) is not None), None)
-    return len(array) if isinstance(array, np.ndarray) and array.ndim else 1
+    arrays = [given.get(one) for one in reader.sequences]
+    return max([1, *(len(one) for one in arrays if isinstance(one, np.ndarray) and one.ndim not in (0, 3))])
 
 
 def decode(

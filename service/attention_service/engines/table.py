@@ -19,7 +19,7 @@ FUNCTIONS: Final = read_functions(files("attention_service.engines").joinpath("a
 
 
 class Reader(NamedTuple):
-    """What reads the arguments of a function, and those whose first axis may have its sequences, unless it has three."""
+    """What reads the arguments of a function; and those whose first axis has its sequences, unless they have 3 axes."""
 
     read: Callable[[Arguments], Call | Merge]
     sequences: tuple[str, ...] = ()

@@ -54,9 +54,15 @@ class Decoded(NamedTuple):
         owners: dict[int, int] = {}
         return _nbytes(self.fields, owners) + sum(owners.values())
 
-    def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
+    def arrays(self) -> list[tuple[str, np.ndarray]]:
         """All arrays, each with the name that it has in the object that holds it."""
-        return _arrays("", self.fields)
+        found = []
+        for name, value in self.fields.items():
+            if type(value) is np.ndarray:  # as in most requests
+                found.append((name, value))
+            elif isinstance(value, dict | list):
+                found += _arrays(name, value)
+        return found
 
 
 def _arrays(name: str, value: Any) -> Iterator[tuple[str, np.ndarray]]:

@@ -64,7 +64,7 @@ class Progress:
         if starts:
             self._transport.cork()
             if self._may_keep and CLOSE_HEADER not in message["headers"]:
-                message = {**message, "headers": [*message["headers"], *self._connection.keep_alive]}
+                message["headers"] = [*message["headers"], *self._connection.keep_alive]
         try:
             await self._send(message)
         except Exception:

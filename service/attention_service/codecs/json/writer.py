@@ -83,13 +83,14 @@ def is_small(answer: Mapping[str, Any]) -> bool:
     """True if orjson may get an answer at once. Its metadata is always small."""
     cost = 0
     for name, value in answer.items():
-        cost += 0 if name == "metadata" else _cost(value)
+        is_full = isinstance(value, np.ndarray) and value.size
+        cost += value.size if is_full else 0 if name == "metadata" else _cost(value)
     return cost <= AT_ONCE
 
 
 def written_items(shape: tuple[int, ...]) -> int:
-    """The numbers or the inner lists that an array of this shape is written as, whichever are more, at least 1."""
-    return max(math.prod(shape), list_count(shape) - 1, 1)
+    """The numbers that an array of this shape is written as; without numbers the inner lists, at least 1."""
+    return math.prod(shape) or max(list_count(shape) - 1, 1)
 
 
 def longest(array: np.ndarray) -> int:

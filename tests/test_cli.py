@@ -160,6 +160,15 @@ def test_a_closed_output_pipe_is_not_an_error(command: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("command", ["settings", "openapi", "key"])
+def test_a_full_output_is_an_error_on_one_line(command: str) -> None:
+    call = [sys.executable, "-m", "attention_service", command]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(call, env=ENVIRONMENT, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (2, b"standard output: No space left on device\n")
+
+
+@pytest.mark.slow
 def test_several_workers_serve_one_port() -> None:
     """Each worker responds on the shared port."""
     port = free_port()

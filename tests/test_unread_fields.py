@@ -17,7 +17,7 @@ from attention_service.cli import main
 from attention_service.errors import LayerUnavailable
 from attention_service.layers.store import LayerStore
 from attention_service.schemas.compare import CompareRequest
-from attention_service.schemas.heatmap import HeatmapRequest
+from attention_service.schemas.heatmap import HeatmapOptions, HeatmapRequest
 from attention_service.schemas.merge import MergeRequest
 from attention_service.schemas.request import AttentionRequest
 from tests.conftest import app, serving
@@ -41,6 +41,10 @@ OPERATIONS: Final[dict[str, tuple[str, Any, dict[str, np.ndarray], dict[str, Any
     "heatmap": ("/attention/heatmap", HeatmapRequest, ARRAYS, {}),
     "merge": ("/attention/merge", MergeRequest, PARTS, {}),
 }
+
+
+# Options of an object that look like parameters of the address.
+DRAWN: Final = {"/attention/heatmap": tuple(HeatmapOptions.model_fields)}
 
 
 @pytest.fixture(scope="module")
@@ -84,11 +88,13 @@ def test_metadata_of_many_keys_are_refused(client: httpx.Client) -> None:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_fields_in_the_query_of_the_address_are_refused(client: httpx.Client, operation: str) -> None:
-    path, _, arrays, fields = OPERATIONS[operation]
+    path, schema, arrays, fields = OPERATIONS[operation]
     body = bytes(safetensors.numpy.save(arrays, {"request": json.dumps(fields)}))
-    for query, status in {"": 200, "?api-version=1": 200, "?softcap": 422, "?a=1&dtype=float32": 422}.items():
+    refused = {f"?{name}=1": 422 for name in (*schema.model_fields, *DRAWN.get(path, ()))}
+    for query, status in {"": 200, "?api-version=1": 200, "?a=1&dtype=float32": 422, **refused}.items():
         found = client.post(path + query, content=body, headers={"content-type": SAFETENSORS})
-        assert found.status_code == status, found.text
+        assert found.status_code == status, query
+    assert "in the body, got it in the address" in found.json()["detail"]
 
 
 @pytest.mark.parametrize("is_binary", [False, True])

@@ -161,6 +161,16 @@ def test_modes_and_links_stay(tmp_path: Path) -> None:
     assert names(tmp_path) == {"new", "link", "other", "none yet"}
 
 
+def test_a_stored_file_can_be_read_by_a_service_of_another_user(tmp_path: Path) -> None:
+    mask = os.umask(0o077)
+    try:
+        with whole_file(tmp_path / "layer", stored=True) as file:
+            file.write(b"new")
+    finally:
+        os.umask(mask)
+    assert (tmp_path / "layer").stat().st_mode & 0o777 == 0o644
+
+
 def test_pipes_and_standard_output_are_written_to(tmp_path: Path) -> None:
     (tmp_path / "request.json").write_text(json.dumps(REQUEST))
     assert main(["heatmap", str(tmp_path / "request.json"), "-o", str(tmp_path / "picture.svg")]) == 0

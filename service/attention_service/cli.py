@@ -52,6 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Python flushes standard output once more when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:  # of standard output, for example on a full disk: commands report those of files
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(printable(f"{error.filename or 'standard output'}: {error.strerror}"), file=sys.stderr)
+        return 2
     return status
 
 

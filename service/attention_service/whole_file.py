@@ -17,7 +17,8 @@ STREAMS: Final = ("/dev/stdout", "/dev/stderr")
 def whole_file(path: str | Path, *, stored: bool = False) -> Iterator[BinaryIO]:
     """A file to write to, which takes the place of `path` at the end; after an error `path` is as it was before.
 
-    stored: True for a file that the service keeps: it outlives a loss of power, and takes the place of a symbolic link
+    stored: True for a file that the service keeps: it outlives a loss of power, takes the place of a symbolic link, and
+    can be read by the service, which may be another user
 
     Other links stay, and the file that they lead to is replaced. A pipe, a terminal, and a file that cannot be replaced
     are written in place. A file keeps its mode; that of a new one follows from the umask. Errors: OSError.
@@ -33,7 +34,7 @@ def whole_file(path: str | Path, *, stored: bool = False) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             with suppress(FileNotFoundError):
-                os.chmod(temporary, target.stat().st_mode & 0o7777)
+                os.chmod(temporary, 0o644 if stored else target.stat().st_mode & 0o7777)
             if stored:
                 os.fsync(file.fileno())
         os.replace(temporary, target)

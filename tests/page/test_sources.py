@@ -186,6 +186,10 @@ BLOCKS = {
     "empty rows of a spreadsheet": "\n,,\n,,\n".join(table(rows, ",") for rows in (QUERIES, KEYS, VALUES)) + "\n,,\n",
     "comments": f"# from numpy\n{table(QUERIES)}\n\n# two\n{table(KEYS)}\n\n{table(VALUES)}",
     "names": f"q\n{table(QUERIES)}\nk\n{table(KEYS)}\nv\n{table(VALUES)}",
+    "names with more words": "\n".join(
+        f"{name}:\n{table(rows)}\n"
+        for name, rows in (("Query matrix", QUERIES), ("The keys", KEYS), ("V (values)", VALUES))
+    ),
     "names in another order": f"Values:\n{table(VALUES)}\n\nQ:\n{table(QUERIES)}\n\nkeys =\n{table(KEYS)}",
     "full names, double-spaced": f"query =\n{table(QUERIES)}\n\nKEY\n\n1 2\n\n3 4\n\nvalue:\n{table(VALUES)}",
     "headers of savetxt": f"# k\n{table(KEYS)}\n# q\n{table(QUERIES)}\n# v\n{table(VALUES)}",
@@ -228,7 +232,7 @@ def test_one_block_is_the_input(open_page: Open) -> None:
         assert [numbers(page, stage) for stage in ("query", "present_key", "present_value")] == [QUERIES] * 3, text
 
 
-def test_other_blocks_are_told(open_page: Open) -> None:
+def test_other_blocks_are_errors(open_page: Open) -> None:
     page = open_page()
     expected = "expected one block (input), three (query, key, value), or names like q: above them, got"
     for text, message in (
@@ -237,6 +241,7 @@ def test_other_blocks_are_told(open_page: Open) -> None:
         (f"{printed(KEYS)}\n{printed(KEYS)}", f"line 3, column 1: {expected} 2 blocks"),
         (f"{table(KEYS)}\n\n1 2\n3 4 5\n\n{table(KEYS)}", "line 5, column 5: expected 2 columns as in line 4, got 5"),
         ("q\n1 0\nk\n1 2\nQuery:\n3 4", "line 6, column 1: expected each name once, got query"),
+        ("1,5;2,5\n3;4", "line 1, column 1: expected a decimal point, got 1,5"),
         ("a b\n1 0\n0 1\n\n1 2\n3 4\n\n5 6\n7 8", "line 5, column 1: expected words above all blocks or none, got key"),
         ("q\n\nk\n1 2", "line 3, column 1: expected rows of numbers, got the end"),
     ):

@@ -88,7 +88,7 @@ def test_a_request_that_does_not_fit_with_the_store_is_refused() -> None:
     body = write(fields, SAFETENSORS)
     estimate = RayBackend(2).peak_bytes(make_plan(spec), "auto", 0)
     limit = len(body) + estimate - 2**22
-    with serving(app(memory_limit=limit, max_body_bytes=2**24, threads=2)) as client:
+    with serving(app(backend="ray", memory_limit=limit, max_body_bytes=2**24, threads=2)) as client:
         for backend, status in (("ray", 413), ("numpy", 200)):
             head = {"Content-Type": SAFETENSORS}
             body = write(fields | {"backend": backend}, SAFETENSORS)

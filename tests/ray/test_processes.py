@@ -42,12 +42,13 @@ def workers(server: Process) -> set[int]:
 
 def open_ports(server: Process) -> set[tuple[str, int]]:
     """The addresses and ports at which the processes of a service listen, without those of its clients."""
-    return {
-        (port.laddr.ip.removeprefix("::ffff:"), port.laddr.port)
-        for process in [psutil.Process(server.process.pid), *children(server)]
-        for port in process.net_connections("inet")
-        if port.status in (psutil.CONN_LISTEN, psutil.CONN_NONE)  # of TCP, and of UDP
-    }
+    found = set()
+    for process in [psutil.Process(server.process.pid), *children(server)]:
+        with suppress(psutil.NoSuchProcess):  # it has ended
+            for port in process.net_connections("inet"):
+                if port.status in (psutil.CONN_LISTEN, psutil.CONN_NONE):  # of TCP, and of UDP
+                    found.add((port.laddr.ip.removeprefix("::ffff:"), port.laddr.port))
+    return found
 
 
 def post(server: Process, body: bytes) -> httpx.Response:

@@ -54,26 +54,17 @@ class Decoded(NamedTuple):
         owners: dict[int, int] = {}
         return _nbytes(self.fields, owners) + sum(owners.values())
 
-    def arrays(self) -> list[tuple[str, np.ndarray]]:
-        """All arrays, each with the name that it has in the object that holds it."""
-        found = []
-        for name, value in self.fields.items():
-            if type(value) is np.ndarray:  # as in most requests
-                found.append((name, value))
-            elif isinstance(value, dict | list):
-                found += _arrays(name, value)
-        return found
 
-
-def _arrays(name: str, value: Any) -> Iterator[tuple[str, np.ndarray]]:
+def arrays_in(value: Any) -> Iterator[np.ndarray]:
+    """All arrays in a decoded value, also those in objects, and in lists of arrays or objects."""
     if isinstance(value, np.ndarray):
-        yield name, value
+        yield value
     elif isinstance(value, dict):
-        for inner, item in value.items():
-            yield from _arrays(inner, item)
+        for item in value.values():
+            yield from arrays_in(item)
     elif isinstance(value, list) and value and isinstance(value[0], dict | np.ndarray):
         for item in value:
-            yield from _arrays(name, item)
+            yield from arrays_in(item)
 
 
 def _nbytes(value: Any, owners: dict[int, int]) -> int:

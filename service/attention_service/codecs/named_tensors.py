@@ -73,10 +73,10 @@ def add_dotted(fields: dict[str, Any], values: Mapping[str, Any]) -> None:
         inner[last] = value
 
 
-def check_count(count: int) -> None:
+def check_count(count: int, what: str = "tensors") -> None:
     """Refuse more tensors, or names beside them, than any request has. Errors: InvalidRequest."""
     if count > MAX_TENSORS:
-        raise InvalidRequest.at("", f"at most {MAX_TENSORS} tensors", str(count))
+        raise InvalidRequest.at("", f"at most {MAX_TENSORS} {what}", str(count))
 
 
 def unread_names(places: Iterable[tuple[str, Iterable[str]]], where: str) -> dict[str, tuple[str, str]]:
@@ -85,7 +85,7 @@ def unread_names(places: Iterable[tuple[str, Iterable[str]]], where: str) -> dic
     for pointer, names in places:
         for name in names:
             found.setdefault(name[:QUOTE_LENGTH], (pointer, where))  # no field has a longer name
-            check_count(len(found))
+            check_count(len(found), "names beside the fields")
     return found
 
 

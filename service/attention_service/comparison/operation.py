@@ -19,8 +19,9 @@ from attention_service.comparison.question import make_question
 from attention_service.comparison.report import make_report
 from attention_service.comparison.truth import Question, pool_of
 from attention_service.layers.layer import Layer
-from attention_service.pipeline.calls import in_arguments, is_call, preparing_call
-from attention_service.pipeline.operation import Cost, Operation, Preparing
+from attention_service.pipeline.calls import call_prepare_cost, in_arguments, is_call
+from attention_service.pipeline.operation import Cost, Operation, PrepareCost
+from attention_service.schemas.compare import CompareRequest
 
 JSON: Final = "application/json"
 
@@ -35,13 +36,15 @@ class PreparedCallQuestion(NamedTuple):
 class CompareOperation(Operation[Question | PreparedCallQuestion, str, Comparison | CallComparison]):
     """POST /attention/compare. backend: NumPy's, which computes the reference"""
 
+    schemas = (CompareRequest,)
+
     def __init__(self, backend: Backend) -> None:
         self.encoders = {JSON: JSON}
         self._backend = backend
 
-    def preparing(self, decoded: Decoded) -> Preparing:
+    def prepare_cost(self, decoded: Decoded) -> PrepareCost:
         """What `prepare` costs."""
-        return preparing_call(decoded) if is_call(decoded) else super().preparing(decoded)
+        return call_prepare_cost(decoded, parts=True) if is_call(decoded) else super().prepare_cost(decoded)
 
     def prepare(
         self, decoded: Decoded, layer: Layer | None = None, check: Check = no_check

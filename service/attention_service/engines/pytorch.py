@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Final
 
 import numpy as np
 
@@ -26,20 +26,11 @@ from attention_service.errors import FieldConflict, InvalidValue, MissingField, 
 
 # Sequences that leading axes are broadcast to, at most, unless an argument has as many.
 MOST: Final = 2**16
-# The arguments whose leading axes are broadcast.
-ARRAYS: Final = ("query", "key", "value")
-
-
-def sequence_count(arrays: Sequence[Any]) -> int:
-    """At least the number of sequences that the leading axes of these arrays are broadcast to."""
-    counts = [math.prod(array.shape[:-3]) for array in arrays if isinstance(array, np.ndarray)]
-    most: int = max([min(math.prod(counts), MOST), *counts])
-    return most
 
 
 def sdpa(given: Arguments) -> Call:
     """scaled_dot_product_attention. Leading axes and heads are broadcast, as its matrix products do it."""
-    arrays = {name: given.array(name) for name in ARRAYS}
+    arrays = {name: given.array(name) for name in ("query", "key", "value")}
     scored, lead = _leading(arrays, is_grouped=given.flag("enable_gqa"))
     query, key, value = (_tokens(name, array, lead[:-1]) for name, array in arrays.items())
     heads, q, k = lead[-1] if lead else 1, arrays["query"].shape[-2], arrays["key"].shape[-2]

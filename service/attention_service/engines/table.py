@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from importlib.resources import files
-from typing import Any, Final, NamedTuple
-
-import numpy as np
+from typing import Any, Final
 
 from attention_service.engines import flash_attention, flashinfer, pytorch, vllm
 from attention_service.engines.arguments import Arguments, read_functions
@@ -18,43 +16,25 @@ from attention_service.schemas.names import near
 FUNCTIONS: Final = read_functions(files("attention_service.engines").joinpath("arguments.txt").read_text("utf-8"))
 
 
-class Reader(NamedTuple):
-    """What reads the arguments of a function; and those whose first axis has its sequences, unless they have 3 axes."""
-
-    read: Callable[[Arguments], Call | Merge]
-    sequences: tuple[str, ...] = ()
-
-
-# By the short names of functions.
-READERS: Final[Mapping[str, Reader]] = {
-    "func": Reader(flash_attention.func, ("q",)),
-    "varlen": Reader(flash_attention.varlen, ("cu_seqlens_q", "q")),
-    "kvcache": Reader(flash_attention.kvcache, ("cu_seqlens_q", "q")),
-    "single_prefill": Reader(flashinfer.single_prefill),
-    "single_decode": Reader(flashinfer.single_decode),
-    "decode": Reader(flashinfer.decode, ("indptr",)),
-    "paged": Reader(flashinfer.paged_prefill, ("qo_indptr",)),
-    "ragged": Reader(flashinfer.ragged_prefill, ("qo_indptr",)),
-    "mla": Reader(flashinfer.mla, ("cum_seq_lens_q", "qo_indptr")),
-    "trt_decode": Reader(flashinfer.trtllm_decode, ("seq_lens",)),
-    "trt_context": Reader(flashinfer.trtllm_context, ("seq_lens",)),
-    "merge_state": Reader(flashinfer.merge_state),
-    "merge_states": Reader(flashinfer.merge_states),
-    "sdpa": Reader(pytorch.sdpa, pytorch.ARRAYS),
-    "varlen_attn": Reader(pytorch.varlen, ("cu_seq_q",)),
-    "attention": Reader(vllm.attention, ("query_start_loc",)),
+# What reads the arguments of each, by its short name.
+READERS: Final[Mapping[str, Callable[[Arguments], Call | Merge]]] = {
+    "func": flash_attention.func,
+    "varlen": flash_attention.varlen,
+    "kvcache": flash_attention.kvcache,
+    "single_prefill": flashinfer.single_prefill,
+    "single_decode": flashinfer.single_decode,
+    "decode": flashinfer.decode,
+    "paged": flashinfer.paged_prefill,
+    "ragged": flashinfer.ragged_prefill,
+    "mla": flashinfer.mla,
+    "trt_decode": flashinfer.trtllm_decode,
+    "trt_context": flashinfer.trtllm_context,
+    "merge_state": flashinfer.merge_state,
+    "merge_states": flashinfer.merge_states,
+    "sdpa": pytorch.sdpa,
+    "varlen_attn": pytorch.varlen,
+    "attention": vllm.attention,
 }
-
-
-def sequence_count(name: Any, given: Mapping[str, Any]) -> int:
-    """At least the number of sequences of a call, by the shapes of its arguments; 0 for an unknown function."""
-    reader = READERS[FUNCTIONS[name].name] if isinstance(name, str) and name in FUNCTIONS else None
-    if reader is None:
-        return 0
-    if reader.read is pytorch.sdpa:
-        return pytorch.sequence_count([given.get(one) for one in reader.sequences])
-    arrays = [given.get(one) for one in reader.sequences]
-    return max([1, *(len(one) for one in arrays if isinstance(one, np.ndarray) and one.ndim not in (0, 3))])
 
 
 def decode(
@@ -69,7 +49,7 @@ def decode(
     if not isinstance(name, str) or name not in FUNCTIONS:
         raise InvalidValue.of("/call", "a function of docs/coming-from.md", name, near(str(name), FUNCTIONS))
     function = FUNCTIONS[name]
-    call = READERS[function.name].read(Arguments.of(name, function, given, version, untyped))
+    call = READERS[function.name](Arguments.of(name, function, given, version, untyped))
     if isinstance(call, Call):
         call.check()
     return call

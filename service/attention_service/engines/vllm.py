@@ -45,7 +45,7 @@ def _caches(given: Arguments) -> list[tuple[str, np.ndarray, str]]:
     cache = given.array("kv_cache")
     if cache.ndim == 4 and cache.shape[-1] % 2 == 0:
         return [("kv_cache", part, "HND") for part in np.array_split(cache, 2, axis=-1)]
-    numbers("kv_cache", cache, 5, "2, pages, page, hk, d")
+    numbers("kv_cache", cache, 5, "2, pages, page, hk, d) or (pages, hk, page, 2d")
     places = [axis for axis in (0, 1) if cache.shape[axis] == 2]
     if len(places) != 1:
         hint = "send key_cache and value_cache" if places else ""

@@ -23,8 +23,8 @@ export const SOURCES = ["query", "key", "value", "input", "context"];
 const PARTS = { w: "kernel", omega: "weight", o: "output", c: "output" };
 /** Where a row starts, a block, and a matrix that no comma joins to another. */
 const [ROW, NEXT_BLOCK, NEXT_LIST] = [/^[ \t,;]*[^\s,;#]/gm, /(?<=^[ \t\r,;]*\n)/m, /(?<=\]\](?:.*[^,\s])?[ \t\r]*\n)(?=\s*^(?:[\w.]+\()?\[\[)/m];
-/** A name on a line of its own. */
-const HEADING = /^[ \t#]*(quer(?:y|ies)|keys?|values?|inputs?|context|mask|bias|[qkvx]|(?:w|omega|beta|b)_?(?:[qkvoc]|query|key|value|output))[ \t\r:=,;]*$/im;
+/** A name on a line of its own, with more words only before a colon: `Query matrix:`. */
+const HEADING = /^[ \t#]*(?:the[ \t]+)?(quer(?:y|ies)|keys?|values?|inputs?|context|mask|bias|[qkvx]|(?:w|omega|beta|b)_?(?:[qkvoc]|query|key|value|output))(?:[ \t\r:=,;]*|[ \t(][^\n\d:]*:[ \t\r]*)$/im;
 /** Brackets within each other. */
 const DEEPEST = 32;
 
@@ -202,6 +202,8 @@ function readTable(text, field) {
 		start += line.length + 1;
 		return { number: number + 1, cells, end, isEmpty: /^\s*(#|$)/.test(content) };
 	}).filter(({ isEmpty }) => !isEmpty);
+	const decimal = lines.flatMap(({ cells }) => cells).find((cell) => /^[-+]?\d+,\d+$/.test(cell.text));
+	if (decimal) fail(text, decimal.at, "a decimal point", decimal.text);
 	/** @param {{ text: string }} cell */
 	const isWord = ({ text }) => !CELL.test(text);
 	const [first = { cells: [] }, second] = lines;

@@ -20,11 +20,12 @@ from attention_service.backends.registry import Backends
 from attention_service.codecs import typed_arrays
 from attention_service.codecs.base import Codec
 from attention_service.codecs.chunks import Encoded
-from attention_service.codecs.decoded import Decoded
+from attention_service.codecs.decoded import Decoded, arrays_in
 from attention_service.codecs.table import CODECS
 from attention_service.codecs.typed_arrays import KEYS
 from attention_service.engines.call import MOST, Answer, Call, Fields, Merge
-from attention_service.engines.table import decode, sequence_count
+from attention_service.engines.pytorch import MOST as MOST_BROADCAST
+from attention_service.engines.table import decode
 from attention_service.errors import (
     FieldConflict,
     InvalidRequest,
@@ -37,7 +38,7 @@ from attention_service.errors import (
 from attention_service.layers.layer import Layer
 from attention_service.pipeline.attention import AttentionOperation, PreparedRequest
 from attention_service.pipeline.merge import merge_cost
-from attention_service.pipeline.operation import ARRAY_NUMBERS, Cost, Operation, Preparing
+from attention_service.pipeline.operation import CAST_BYTES, ELEMENTS_PER_CHECK, Cost, Operation, PrepareCost, bytes_of
 from attention_service.pipeline.prepare import make_spec_and_plan
 from attention_service.schemas.request import CALL, AttentionRequest
 from attention_service.schemas.validate import validate
@@ -51,13 +52,13 @@ COPIES: Final = 3
 # Bytes of an array of weights beside its numbers, and of its name and place while it is encoded.
 ARRAY: Final = 200
 NAMED: Final = 1200
-# Bytes of a sequence: its lengths, and where its tokens are; and as how many numbers it counts.
-SEQUENCE: Final = 512
-SEQUENCE_NUMBERS: Final = 2**8
-# Bytes of a number in a table, a mask, a factor, or in what a function returned; the axes that tokens have at least.
-INDEX: Final = 24
-TOKENS: Final = 3
-RETURNED: Final = ("output", "logsumexp")
+# Bytes of a sequence: its lengths, and where its tokens are. Preparing one takes as long as reading so many elements.
+BYTES_PER_SEQUENCE: Final = 256
+ELEMENTS_PER_SEQUENCE: Final = 2**8
+# Bytes of an element of a table of pages, or of boundaries, while it is checked.
+TABLE_BYTES: Final = 24
+# The axes that tokens have at least, and those of tokens with an axis of sequences.
+TOKEN_AXES, BATCH_AXES = 3, 4
 JSON: Final = "application/json"
 
 
@@ -80,7 +81,7 @@ class PreparedCall(NamedTuple):
         encode = encoder.encode_bytes(results, self.decoded) + NAMED * arrays
         return Cost(
             flops=math.inf,
-            compute=self.largest + 2 * results + SEQUENCE * len(self.call.query.lengths),
+            compute=self.largest + 2 * results + BYTES_PER_SEQUENCE // 2 * len(self.call.query.lengths),
             results=2 * results,
             waits_for_gpu=self.backend.is_gpu(self.device),
             encode=encode,
@@ -151,9 +152,9 @@ class AttentionOrCall(Operation[PreparedRequest | PreparedCall, Codec, Result]):
         self._attention = attention
         self._backends = backends
 
-    def preparing(self, decoded: Decoded) -> Preparing:
+    def prepare_cost(self, decoded: Decoded) -> PrepareCost:
         """What `prepare` costs."""
-        return preparing_call(decoded) if is_call(decoded) else super().preparing(decoded)
+        return call_prepare_cost(decoded) if is_call(decoded) else super().prepare_cost(decoded)
 
     def prepare(
         self, decoded: Decoded, layer: Layer | None = None, check: Check = no_check
@@ -221,16 +222,39 @@ def prepare_call(decoded: Decoded, backends: Backends, check: Check = no_check) 
     return PreparedCall(decoded, call, FLOATS[body.dtype or "float64"], weights, backend, device, largest)
 
 
-def preparing_call(decoded: Decoded) -> Preparing:
-    """What decoding a call costs: it looks at all arguments that are no tokens, and at each sequence."""
+def call_prepare_cost(decoded: Decoded, *, parts: bool = False) -> PrepareCost:
+    """What decoding a call costs: each sequence, all arguments but tokens, and a copy of what a function returned.
+
+    parts: True if the sequences are cut into parts, too, as comparisons do
+    """
     arguments = decoded.fields.get("arguments")
-    count = sequence_count(decoded.fields.get("call"), arguments) if isinstance(arguments, dict) else 0
-    numbers, memory = SEQUENCE_NUMBERS * count, SEQUENCE * count
-    for name, array in decoded.arrays():
-        numbers += ARRAY_NUMBERS + array.size
-        is_copied = array.ndim < TOKENS or "scale" in name or name in RETURNED
-        memory += INDEX * array.size * is_copied
-    return Preparing(numbers, memory)
+    given = arguments if isinstance(arguments, dict) else {}
+    count = sequence_bound([array for value in given.values() for array in arrays_in(value)])
+    elements, memory = ELEMENTS_PER_SEQUENCE * count, (1 + parts) * BYTES_PER_SEQUENCE * count
+    for name, value in given.items():
+        for array in arrays_in(value):
+            elements += ELEMENTS_PER_CHECK
+            is_read = array.ndim < TOKEN_AXES or is_table(array) or "mask" in name or "scale" in name
+            element_bytes = TABLE_BYTES if is_table(array) else bytes_of(array.dtype, FLOATS["float64"])
+            elements, memory = elements + is_read * array.size, memory + is_read * array.size * element_bytes
+    for array in arrays_in(decoded.fields.get("actual")):
+        elements, memory = elements + array.size, memory + array.nbytes + CAST_BYTES * array.size
+    return PrepareCost(elements, memory)
+
+
+def is_table(array: np.ndarray) -> bool:
+    """True for integers that are no codes of 8 bits: lengths, boundaries, indices, pages."""
+    return array.dtype.kind in "iu" and array.itemsize > 1
+
+
+def sequence_bound(arrays: list[np.ndarray]) -> int:
+    """At least the number of sequences of a call with these arguments, by shapes alone.
+
+    Sequences are on the first axis of integers and of arrays with four axes; torch broadcasts all leading axes.
+    """
+    counts = [len(array) for array in arrays if array.ndim and is_table(array)]
+    leading = [math.prod(array.shape[:-3]) for array in arrays if array.ndim >= BATCH_AXES]
+    return max([1, *counts, *leading, min(math.prod(leading), MOST_BROADCAST)])
 
 
 def named_call(

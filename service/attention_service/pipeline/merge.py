@@ -15,8 +15,9 @@ from attention_service.codecs.table import CODECS
 from attention_service.engines.partial import State
 from attention_service.errors import UnknownField, quote
 from attention_service.layers.layer import Layer
-from attention_service.pipeline.operation import ARRAY_NUMBERS, Cost, Operation, Preparing
+from attention_service.pipeline.operation import ELEMENTS_PER_CHECK, Cost, Operation, PrepareCost
 from attention_service.pipeline.parts import Parts, make_parts
+from attention_service.schemas.merge import MergeRequest
 
 # Copies of an output and of all logsumexps in float64 while parts are added, and operations for each number.
 OUTPUTS: Final = 5
@@ -42,13 +43,13 @@ class MergeOperation(Operation[Parts, Codec, Result]):
     """POST /attention/merge."""
 
     encoders = CODECS
-    cast_bytes = 1
+    schemas = (MergeRequest,)
 
-    def preparing(self, decoded: Decoded) -> Preparing:
-        """What `prepare` costs, each array as much as its checks, also one that came as a short list."""
-        parts, found = decoded.fields.get("parts"), super().preparing(decoded)
+    def prepare_cost(self, decoded: Decoded) -> PrepareCost:
+        """The checks of each part. Their numbers are read when they are merged."""
+        parts = decoded.fields.get("parts")
         count = len(parts) if isinstance(parts, list | dict) else 0
-        return found._replace(numbers=found.numbers + 2 * ARRAY_NUMBERS * count)
+        return PrepareCost(2 * ELEMENTS_PER_CHECK * count, 0)
 
     def prepare(self, decoded: Decoded, layer: Layer | None = None, check: Check = no_check) -> Parts:
         """The parts of the request."""

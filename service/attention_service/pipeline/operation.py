@@ -11,22 +11,31 @@ from collections.abc import Mapping
 from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
+from pydantic import BaseModel
 
+from attention_service.attention.arrays import FLOATS, compute_dtype, widest
 from attention_service.attention.cost import Memory
 from attention_service.attention.result import Metadata
 from attention_service.attention.spec import SOURCES
 from attention_service.backends.base import Check, no_check
 from attention_service.codecs.base import Codec
 from attention_service.codecs.chunks import Encoded
-from attention_service.codecs.decoded import Decoded
+from attention_service.codecs.decoded import Decoded, arrays_in
 from attention_service.codecs.table import CODECS
 from attention_service.layers.layer import Layer
+from attention_service.schemas.request import AttentionRequest
 
 # Bytes that a computation in the event loop may take: the system clears fresh memory in some milliseconds.
 INLINE_MEMORY: Final = 2**23
-# Numbers that are looked at in a few milliseconds, and as how many each array counts: checks that pydantic makes.
-INLINE_NUMBERS: Final = 2**20
-ARRAY_NUMBERS: Final = 2**13
+# Array elements that are read, or cast to another type, in a few milliseconds; reading so many takes as long as the
+# checks of one array or part by pydantic.
+INLINE_ELEMENTS: Final = 2**20
+ELEMENTS_PER_CHECK: Final = 2**13
+# Fields whose arrays are neither read nor cast before a request is computed.
+UNREAD: Final = frozenset({*SOURCES, "projection", "past_key", "past_value", "grad_output", "grad_logsumexp", "actual"})
+# Bytes for each element of an array that is read: of a mask, of integers, of floats in the type that is computed in, of
+# other floats, which are cast.
+MASK_BYTES, INTEGER_BYTES, FLOAT_BYTES, CAST_BYTES = 1, 12, 1, 9
 # How many times as much is computed in the event loop while no other counted request is in progress: milliseconds.
 IDLE_FACTOR: Final = 20
 
@@ -69,19 +78,19 @@ def choose_strategy(cost: Cost, inline_flops: int, *, is_idle: bool) -> Strategy
     return "inline"
 
 
-class Preparing(NamedTuple):
-    """What preparing a request costs, by the shapes of its arrays alone.
+class PrepareCost(NamedTuple):
+    """What preparing a request costs, by the shapes and types of its arrays alone.
 
-    numbers: that are looked at; memory: bytes beside the decoded fields
+    elements: array elements that are read; memory: bytes beside the decoded fields
     """
 
-    numbers: int
+    elements: int
     memory: int
 
     @property
     def is_large(self) -> bool:
-        """True if it takes more than a few milliseconds, or 8 MiB."""
-        return self.numbers > INLINE_NUMBERS or self.memory > INLINE_MEMORY
+        """True if preparing takes more than a few milliseconds, or 8 MiB."""
+        return self.elements > INLINE_ELEMENTS or self.memory > INLINE_MEMORY
 
 
 class HasMetadata(Protocol):
@@ -104,21 +113,23 @@ class Operation(ABC, Generic[P, E, R]):
 
     decoders: of the bodies, by their media types
     encoders: of the results, by their media types; the first is the default, unless the type of the request is there
-    cast_bytes: of a number that no query, key or value comes from, while a request is prepared
+    schemas: of the fields of a request; a field in the query of the address is refused
     """
 
     decoders: Mapping[str, Codec] = CODECS
+    schemas: tuple[type[BaseModel], ...] = (AttentionRequest,)
     encoders: Mapping[str, E]
-    cast_bytes = 8
 
-    def preparing(self, decoded: Decoded) -> Preparing:
-        """What `prepare` costs: it looks at all numbers, and may cast those that no query, key or value comes from."""
-        numbers = memory = 0
-        for name, array in decoded.arrays():
-            numbers += ARRAY_NUMBERS + array.size
-            if name not in SOURCES:
-                memory += array.size * (1 if array.dtype == np.bool_ else self.cast_bytes)
-        return Preparing(numbers, memory)
+    def prepare_cost(self, decoded: Decoded) -> PrepareCost:
+        """What `prepare` costs."""
+        elements = memory = 0
+        computed: np.dtype | None = None
+        for name, value in decoded.fields.items():
+            for array in () if name in UNREAD else arrays_in(value):
+                computed = _computed_dtype(decoded) if computed is None else computed
+                elements += ELEMENTS_PER_CHECK + array.size
+                memory += array.size * bytes_of(array.dtype, computed)
+        return PrepareCost(elements, memory)
 
     @abstractmethod
     def prepare(self, decoded: Decoded, layer: Layer | None = None, check: Check = no_check) -> P:
@@ -152,3 +163,19 @@ class Operation(ABC, Generic[P, E, R]):
     def advice(self, request: P) -> str:
         """A hint how a request would need less memory."""
         return "fewer queries or keys at a time need less"
+
+
+def bytes_of(dtype: np.dtype, computed: np.dtype) -> int:
+    """Bytes for each element of an array that is read. computed: the type of floats that is computed in"""
+    if dtype.kind in "iu":
+        return INTEGER_BYTES
+    return MASK_BYTES if dtype == np.bool_ else FLOAT_BYTES if dtype == computed else CAST_BYTES
+
+
+def _computed_dtype(decoded: Decoded) -> np.dtype:
+    """The type that a request is computed in, as far as its fields show it."""
+    asked = decoded.fields.get("dtype")
+    if isinstance(asked, str) and asked in FLOATS:
+        return compute_dtype(FLOATS[asked])
+    given = [decoded.fields.get(name) for name in SOURCES]
+    return compute_dtype(widest([array.dtype for array in given if isinstance(array, np.ndarray)]))

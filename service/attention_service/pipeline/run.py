@@ -15,13 +15,11 @@ from attention_service.pipeline.decode import decode
 from attention_service.pipeline.engine import Engine
 from attention_service.pipeline.execution import Execution
 from attention_service.pipeline.layers import Layers
-from attention_service.pipeline.operation import Cost, E, Operation, P, R, Strategy, choose_strategy
+from attention_service.pipeline.operation import INLINE_ELEMENTS, Cost, E, Operation, P, R, Strategy, choose_strategy
 from attention_service.runtime.machine import memory_left
 
-# Numbers in a layer that are cast to another type in a few milliseconds.
-INLINE_ELEMENTS: Final = 2**20
 # The hint for a request that cannot be prepared.
-SHORTER: Final = "send fewer sequences or shorter arrays at a time"
+SHORTER: Final = "fewer sequences, or smaller masks, biases and tables at a time need less"
 # Copies of an encoded answer while it is sent: its own bytes, and those of the transport.
 SENT_COPIES: Final = 2
 
@@ -60,14 +58,16 @@ async def prepare(operation: Operation[P, E, R], layers: Layers, decoded: Decode
     Errors: InvalidRequest of every kind, with the pointer of the field at fault; LayerUnavailable; Cancelled.
     """
     layer = await layers.of(decoded, execution)
-    preparing = operation.preparing(decoded)
-    is_large = preparing.is_large or (layer is not None and layer.elements > INLINE_ELEMENTS)
+    cost = operation.prepare_cost(decoded)
+    is_large = cost.is_large or (layer is not None and layer.elements > INLINE_ELEMENTS)
     if (is_large or operation.may_wait(decoded) or execution.lease.has_slot) and not operation.is_planned(
         decoded, layer
     ):
-        memory = decoded.nbytes + preparing.memory
+        memory = decoded.nbytes + cost.memory
         if memory > execution.admission.memory:
             raise memory_limit_error(memory, execution.admission.memory, SHORTER, "allowed")
+        if memory > execution.lease.memory:  # a request that waits for memory holds no slot
+            execution.lease.release_slot()
         async with execution.cancel_on_disconnect():
             await execution.grow(max(execution.lease.memory, memory), slot=True)
             execution.timings.step("queue")

@@ -18,6 +18,7 @@ from attention_service.render.layout import drawn_pixels, least_width
 from attention_service.render.options import Options
 from attention_service.render.picture import Picture, picture_plan, whole_plan
 from attention_service.render.png import MAX_SIDE
+from attention_service.schemas.heatmap import HeatmapOptions, HeatmapRequest
 
 # Bytes for each cell of all panels: numbers, bits, counts, and pixels; and for each pixel of a PNG.
 CELL_BYTES: Final = 96
@@ -30,6 +31,8 @@ TILES: Final = 2
 
 class HeatmapOperation(Operation[HeatmapRequested, str, Picture]):
     """POST /attention/heatmap. backend: NumPy's, which computes pictures"""
+
+    schemas = (HeatmapRequest, HeatmapOptions)
 
     def __init__(self, backend: Backend) -> None:
         self.encoders = {media_type: media_type for media_type in FORMATS}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from starlette.types import Receive, Scope, Send
 
 from attention_service.codecs.base import Codec
-from attention_service.errors import UnknownField
+from attention_service.errors import Fault, UnknownField, quote
 from attention_service.http.body import BodyLimits, content_length, receive_body, receive_disconnect
 from attention_service.http.head import joined
 from attention_service.http.negotiation import negotiate, refuse_content_encoding
@@ -23,7 +23,7 @@ from attention_service.pipeline.run import run
 from attention_service.routes.openapi import TENSOR_STATUSES, problems, tensor_answer, tensor_body
 from attention_service.schemas.request import AttentionRequest
 from attention_service.schemas.response import AttentionResponse
-from attention_service.schemas.validate import misplaced
+from attention_service.schemas.validate import MAX_FAULTS
 
 
 class DirectRoute(APIRoute):
@@ -115,9 +115,8 @@ async def respond(
     settings = engine.settings
     record = record_of(request.scope)
     headers = joined(request.scope["headers"])
-    query = dict.fromkeys(request.query_params, ("", "the body")) if request.scope["query_string"] else {}
-    if faults := misplaced(AttentionRequest, query):
-        raise UnknownField(*faults)
+    if request.scope["query_string"]:
+        refuse_fields(request.query_params, operation)
     refuse_content_encoding(headers)
     decoder, encoder = codecs(headers) if codecs else negotiate(headers, operation.decoders, operation.encoders)
     limits = BodyLimits(settings.max_body_bytes, settings.read_timeout, settings.read_rate)
@@ -133,3 +132,11 @@ async def respond(
     response_type = dict(encoded.headers)[b"content-type"].decode("ascii")
     record.computed = ComputedRequest.of(execution, decoder.media_type, response_type)
     return ChunkedResponse(encoded, execution, engine.chunk_lock)
+
+
+def refuse_fields(query: Iterable[str], operation: Operation[P, E, R]) -> None:
+    """Refuse fields in the query of the address, where none is read. Errors: UnknownField."""
+    known = {name for schema in operation.schemas for name in schema.model_fields}
+    fields = [name for name in query if name.partition(".")[0] in known][:MAX_FAULTS]
+    if fields:
+        raise UnknownField(*(Fault("", f"{quote(name)} in the body", "it in the address") for name in fields))

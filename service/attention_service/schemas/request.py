@@ -354,7 +354,9 @@ class AttentionRequest(Closed):
             del given["arguments"]
         if foreign := given.keys() & CALL:
             name = min(foreign)
-            raise FieldConflict.at(f"/{name}", "no call, which attention and comparisons take", quote(name))
+            raise FieldConflict.at(
+                f"/{name}", "arrays: calls are for POST /attention and /attention/compare alone", quote(name)
+            )
         if given.pop("layer", None) is not None:  # a service puts the fields of a layer in the place of its name
             raise UnknownLayer.at("/layer", "no layer: only a service has layers", quote(str(self.layer)))
         if self.include is not None:

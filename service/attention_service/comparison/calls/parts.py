@@ -20,7 +20,7 @@ from attention_service.engines.call import Call, Fields
 from attention_service.engines.partial import BASES
 from attention_service.engines.tokens import Tokens
 from attention_service.errors import InvalidRequest, ShapeMismatch, shape
-from attention_service.pipeline.calls import SEQUENCE
+from attention_service.pipeline.calls import BYTES_PER_SEQUENCE
 from attention_service.pipeline.prepare import make_spec_and_plan
 
 # Numbers of tokens and scores of sequences that are padded to one length: always, and at most.
@@ -209,7 +209,11 @@ def call_bytes(asked: CallQuestion, workers: int, check: Check = no_check) -> in
     rows = call.query.rows
     assert rows is not None
     answers = rows.slots * max(rows.length, 1) * call.query.heads * (call.value.features + 1)  # empty lists, too
-    return most + (8 * COPIES + asked.reference * REFERENCE_BYTES) * answers + SEQUENCE * len(call.query.lengths)
+    return (
+        most
+        + (8 * COPIES + asked.reference * REFERENCE_BYTES) * answers
+        + 2 * BYTES_PER_SEQUENCE * len(call.query.lengths)
+    )
 
 
 def _part_bytes(asked: CallQuestion, workers: int, check: Check) -> int:

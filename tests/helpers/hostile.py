@@ -79,7 +79,7 @@ def attention(draw: Draw) -> Fields:
         return {"input": draw.zeros("bqd"), **({"num_heads": draw.axes["h"]} if draw.maybe() else {})}
     if draw.maybe(0.6):
         draw.axes["g"] = draw.axes["h"]
-    draw.shrink("bhqd", "bgkd", "bgke")
+    draw.shrink("bhqd", "bgkd", "bgke", "bhqe")
     fields: Fields = {"query": draw.zeros("bhqd"), "key": draw.zeros("bgkd"), "value": draw.zeros("bgke")}
     b, k = draw.axes["b"], draw.axes["k"]
     options: dict[str, Callable[[], Any]] = {
@@ -91,6 +91,9 @@ def attention(draw: Draw) -> Fields:
         "key_mask": lambda: np.ones((b, k), bool),
         "mask": lambda: np.ones((b, 1, 1, k), bool),
         "bias": lambda: np.zeros((1, draw.axes["h"], 1, k), draw.dtype),
+        "relative_keys": lambda: {"key": draw.zeros("d")[None]},
+        "relative_keys of each head": lambda: {"key": draw.zeros("hd")[:, None]},
+        "grad_output": lambda: draw.zeros("bhqe"),
         "is_causal": lambda: True,
         "window": lambda: {"left": 3},
         "chunk_size": lambda: 2,
@@ -99,7 +102,9 @@ def attention(draw: Draw) -> Fields:
         "dtype": lambda: str(draw.random.choice(["float64", "bfloat16"])),
     }
     for name in draw.random.choice(list(options), int(draw.random.integers(4)), replace=False):
-        fields[str(name)] = options[str(name)]()
+        fields[str(name).partition(" ")[0]] = options[str(name)]()
+    if "grad_output" in fields:
+        fields["gradients"] = "all"
     if fields.get("layout") == "blhd":
         fields |= {name: fields[name].swapaxes(1, 2) for name in ("query", "key", "value")}
     return fields
@@ -209,7 +214,7 @@ def trtllm(draw: Draw) -> Fields:
     draw.shrink("bhd", "psgd", "bm")
     cache = np.zeros((draw.axes["p"], 2, draw.axes["g"], draw.axes["s"], draw.axes["d"]), draw.dtype)
     given: Fields = {"query": draw.zeros("bhd"), "kv_cache": cache, "block_tables": draw.zeros("bm", np.int32)}
-    return given | {"seq_lens": np.full(draw.axes["b"], draw.axes["m"] * draw.axes["s"], np.int32)}
+    return given | {"seq_lens": np.full(draw.axes["b"], min(draw.axes["m"] * draw.axes["s"], 2**31 - 1), np.int32)}
 
 
 def trtllm_context(draw: Draw) -> Fields:
@@ -375,13 +380,18 @@ def written(fields: Fields, media_type: str) -> bytes:
 def inference(fields: Fields) -> bytes:
     """The body of the inference protocol, with the numbers of small arrays; others are left out."""
     codes = {"float16": "FP32", "float32": "FP32", "float64": "FP64", "int64": "INT64", "bool": "BOOL"}
-    inputs, parameters = [], {}
-    for name, value in fields.items():
-        if not isinstance(value, np.ndarray):
-            parameters[name] = json.dumps(value) if isinstance(value, dict) else value
-        elif value.nbytes <= MOST_TEXT:
-            code, data = codes[value.dtype.name], value.ravel().tolist()
-            inputs.append({"name": name, "shape": list(value.shape), "datatype": code, "data": data})
+    tensors, parameters = split(fields)
+    inputs = [
+        {
+            "name": name,
+            "shape": list(array.shape),
+            "datatype": codes[array.dtype.name],
+            "data": array.ravel().tolist(),
+        }
+        for name, array in tensors.items()
+        if array.nbytes <= MOST_TEXT
+    ]
+    parameters = {name: json.dumps(value) if isinstance(value, dict) else value for name, value in parameters.items()}
     return json.dumps({"inputs": inputs, "parameters": parameters}).encode()
 
 
@@ -498,6 +508,23 @@ KNOWN: Final[Mapping[str, Callable[[], Drawn]]] = {
     "one key of a page of 8 million": _compare(lambda: one_page(np.array([1]), 8 * 10**6) | _returned(1, 1, 1)),
     "axes whose product no integer holds": _attend(
         lambda: call_of(FUNC, zeros(0, 2**29, 1, 2**29), zeros(0, 1, 1, 2**29), zeros(0, 1, 1, 2**58))
+    ),
+    "batch entries with relative keys": _attend(
+        lambda: (
+            {name: zeros(60_000, 1, 1) for name in ("query", "key", "value")}
+            | {"relative_keys": {"key": zeros(1, 1)}, "include": []}
+        ),
+        NPZ,
+    ),
+    "heads with relative keys": _attend(
+        lambda: (
+            {"query": zeros(2**18, 1, 1), "key": zeros(1, 1, 1), "value": zeros(1, 1, 1), "layout": "hld"}
+            | {"relative_keys": {"key": zeros(2**18, 1, 1)}, "include": []}
+        ),
+        NPZ,
+    ),
+    "many heads compared": _compare(
+        lambda: {"query": zeros(2**20, 1, 1), "key": zeros(1, 1, 1), "value": zeros(1, 1, 1), "layout": "hld"}
     ),
     "1,024 parts of one number": _case(
         "/attention/merge", JSON, lambda: {"parts": [{"output": [[0.5]], "logsumexp": [0.0]}] * 1024}

@@ -18,12 +18,15 @@ from attention_service.comparison.memory import comparison_bytes
 from attention_service.comparison.question import make_question
 from attention_service.comparison.report import make_report
 from attention_service.comparison.truth import Question, pool_of
+from attention_service.errors import ShapeMismatch
 from attention_service.layers.layer import Layer
 from attention_service.pipeline.calls import call_prepare_cost, in_arguments, is_call
 from attention_service.pipeline.operation import Cost, Operation, PrepareCost
 from attention_service.schemas.compare import CompareRequest
 
 JSON: Final = "application/json"
+# Heads of a comparison: mistakes of some are looked for head by head.
+MAX_HEADS: Final = 2**14
 
 
 class PreparedCallQuestion(NamedTuple):
@@ -51,9 +54,12 @@ class CompareOperation(Operation[Question | PreparedCallQuestion, str, Compariso
     ) -> Question | PreparedCallQuestion:
         """The question of the request, about arrays or about the call of another library."""
         if not is_call(decoded):
-            return make_question(decoded, layer)
+            question = make_question(decoded, layer)
+            _check_heads(question.plan.sizes.num_heads, "")
+            return question
         asked = call_question(decoded)
         with in_arguments():
+            _check_heads(asked.addressed.query.heads, f"/{asked.addressed.query.name}")
             return PreparedCallQuestion(asked, call_bytes(asked, self._workers, check))
 
     @property
@@ -89,3 +95,9 @@ class CompareOperation(Operation[Question | PreparedCallQuestion, str, Compariso
         else:
             report = make_report(result, request_id)
         return whole(encoder, report.model_dump_json().encode())
+
+
+def _check_heads(count: int, pointer: str) -> None:
+    """Refuse more heads than a comparison looks at one by one. Errors: ShapeMismatch."""
+    if count > MAX_HEADS:
+        raise ShapeMismatch.at(pointer, f"at most {MAX_HEADS} heads in a comparison", str(count))

@@ -22,7 +22,7 @@ from attention_service.engines.tokens import (
     repeated,
     slots,
 )
-from attention_service.errors import FieldConflict, InvalidValue, MissingField, ShapeMismatch, shape
+from attention_service.errors import FieldConflict, InvalidArray, InvalidValue, MissingField, ShapeMismatch, shape
 
 # Sequences that leading axes are broadcast to, at most, unless an argument has as many.
 MOST: Final = 2**16
@@ -139,6 +139,9 @@ def _mask(
         fits = False
     if not fits:
         raise ShapeMismatch.of("/attn_mask", f"what broadcasts to {shape(scores)}", mask)
+    if mask.dtype.kind in "iu" and (not given.is_untyped("attn_mask") or np.isin(mask, (0, 1)).all()):
+        hint = "integers would be added to the scores"
+        raise InvalidArray.of("/attn_mask", "booleans, or floats that are added to the scores", mask, hint)
     field = "mask" if mask.dtype == np.bool_ else "bias"
     mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
     if math.prod(mask.shape[:-3]) == 1:

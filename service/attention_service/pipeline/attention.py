@@ -26,6 +26,8 @@ from attention_service.schemas.request import AttentionRequest
 from attention_service.schemas.response import answer
 from attention_service.schemas.validate import misplaced
 
+# Operations that take as long as the Python of a tile: tens of microseconds.
+TILE_FLOPS: Final = 2**18
 # Plans that are kept. A service meets few kinds of requests, and without arrays a plan is small.
 MAX_PLANS: Final = 256
 # Characters of the fields, as JSON, of a request whose plan is kept.
@@ -125,8 +127,9 @@ class AttentionOperation(Operation[PreparedRequest, Codec, Result]):
     def _share(self, spec: AttentionSpec, plan: Plan) -> SharedPlan:
         """A plan with its backend, its program and its cost. Errors: UnknownBackend."""
         backend, device = self._backends.choose(spec.backend, spec.device), spec.device
+        tiles = plan.sizes.batch_size if plan.entries_differ else 1  # at least
         cost = Cost(
-            flops=plan.flops,
+            flops=plan.flops + TILE_FLOPS * tiles,
             compute=backend.peak_bytes(plan, device, copied_bytes(plan, spec)),
             results=plan.returned_bytes,
             waits_for_gpu=backend.is_gpu(device),

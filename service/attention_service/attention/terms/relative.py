@@ -122,13 +122,14 @@ class RelativeKeys(ScoreTerm):
         distances = min(self.keys.shape[1], r + k + int(np.ptp(self.offset)))
         biased = 0 if self.bias is None else self.keys.shape[2]
         # Queries with the bias, all products and those of the keys; three times the places, in eight bytes each.
-        size: int = b * h * r * (biased + distances + k) + 6 * len(self.offset) * r * k + self.keys.shape[1]
+        size: int = b * h * r * (biased + distances + k) + 6 * len(self.offset) * r * k
+        size += self.keys.shape[0] * self.keys.shape[1]  # their lengths
         return size
 
 
 def _longest(vectors: np.ndarray) -> float:
     """An upper bound of the Euclidean norms of vectors (h, n, d)."""
-    largest = max(float(np.vecdot(head, head).max()) for head in vectors)
+    largest = float(np.vecdot(vectors, vectors).max())
     return math.sqrt(largest + lost_to_underflow(vectors.dtype, vectors.shape[-1]))
 
 

@@ -144,10 +144,10 @@ def _floor(case: Case, name: str, steps: float, legal: float) -> float:
 def steps_of(case: Case, plain: Case, sample: Sample, *, of_scores: bool) -> ErrorSteps:
     """The errors of a sample. of_scores: False to leave those of scores out if nothing else needs them
 
-    That of weights is √k + max |score| or max |q| · |k|, and what they inherit from query and key after their
-    maps and steps, as the root of both squares. That of outputs is the same times max |v| and the sum of the
-    weights, which is 1 for a softmax, and the error of the values. Where scores are divided by their sum t, its error e
-    counts, too: each weight s/t has an error of that of s, and of |s| · e / |t|, over |t|.
+    That of weights is √k + |score| or |q| · |k|, and what they inherit from query and key after their maps and steps,
+    as the root of both squares; each counts as `_by_weight` says. That of outputs is the same times max |v| and the
+    sum of the weights, which is 1 for a softmax, and the error of the values. Where scores are divided by their sum t,
+    its error e counts, too: each weight s/t has an error of that of s, and of |s| · e / |t|, over |t|.
     """
     problem = make_problem(replace(plain, of_whole=None), sample)
     seen, unit = problem.seen, step(case.dtype)
@@ -159,18 +159,35 @@ def steps_of(case: Case, plain: Case, sample: Sample, *, of_scores: bool) -> Err
         )  # values of hidden keys count for nothing
         root, value = math.sqrt(case.plan.sizes.key_length), largest(np.where(visible, problem.value, 0))
         errors, legal = np.zeros(()), 0.0
+        weights = without_values(problem).weights if problem.normalization == "softmax" else None
         if of_scores and case.dtype.itemsize < 4:
             legal = _error_of_liberties(case, sample, problem)
         if of_scores or problem.normalization == "sum":
             errors = _sum_steps(case) * products + inherited + 2 * np.abs(scores)
+            errors = errors if weights is None else _by_weight(errors, weights)
         inexact = largest(_steps_of_tokens(case, "value", worst=False))
         if problem.normalization == "sum":
             return ErrorSteps(largest(errors), *_of_quotients(scores, errors, value, inexact, unit), legal)
         total = 1.0
         if problem.normalization == "sigmoid":
             total = max(1.0, largest(np.where(seen, sigmoid(masked_scores(problem)), 0).sum(axis=-1)))
-        weights = math.hypot(max(root + largest(scores), largest(products)), largest(inherited))
-        return ErrorSteps(largest(errors), weights, (weights * value + inexact) * total, legal)
+        if weights is not None:
+            scores, products, inherited = (_by_weight(np.abs(one), weights) for one in (scores, products, inherited))
+        moved = math.hypot(max(root + largest(scores), largest(products)), largest(inherited))
+        return ErrorSteps(largest(errors), moved, (moved * value + inexact) * total, legal)
+
+
+def _by_weight(errors: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """What the errors of the scores of a row, (b, h, r, k) or one 0, make of its softmax, (b, h, r).
+
+    An error counts by the weight of its key, for the key itself and for the sum: Σ w · (error + Σ w · error). So a bias
+    of -1e9, which hides a key, has none. At most the largest error of a key that has a weight.
+    """
+    if not errors.ndim:
+        return errors
+    together = 2 * (weights * np.where(weights > 0, errors, 0)).sum(axis=-1)
+    found: np.ndarray = np.minimum(together, np.max(errors, axis=-1, where=weights > 0, initial=0.0))
+    return found
 
 
 def _error_of_liberties(case: Case, sample: Sample, problem: Problem) -> float:

@@ -69,29 +69,49 @@ class Bounds(TileBackward):
         sizes = plan.sizes
         self._group = sizes.num_heads // sizes.num_kv_heads
         self._lengths = [np.sqrt(np.vecdot(array, array)) for array in (self.query, self.key)]
-        extra = sum(float(np.max(term.largest_added(sizes))) for term in plan.terms)
-        if plan.all_sinks is not None:
-            extra += float(np.max(np.abs(plan.all_sinks), where=np.isfinite(plan.all_sinks), initial=0.0))
-        self._added = extra
+        self._added = sum(float(np.max(term.largest_added(sizes))) for term in plan.terms)
         self._roots = 8 + math.sqrt(sizes.key_length) + math.sqrt(sizes.value_dim) + math.sqrt(sizes.query_length)
         # Weights below the smallest normal number may be 0, or have few digits.
         self._least = smallest_normal(of_type) / (epsilon(of_type) / 4)
         self._steps = np.zeros(())  # of the tile that is computed
         self.reads = self.reads | {"masked_scores"}
 
-    def _steps_of(self, tile: Tile, seen: np.ndarray) -> np.ndarray:
-        """The error of weights in steps, relative to them, (b, h, r, 1): by the longest key that a query sees."""
+    def _steps_of(self, tile: Tile, weights: Array, masked: np.ndarray) -> np.ndarray:
+        """The error of weights in steps, relative to them, (b, h, r, 1): by the longest key that a query sees.
+
+        What is added to a score counts by the weight of its key, as a bias of -1e9 hides it; a sink by its own weight.
+        masked: scores after masks
+        """
+        seen = np.isfinite(masked)
         keys = np.repeat(self._lengths[1][tile.batch, tile.kv_heads, tile.columns], self._group, axis=1)
         most = np.max(np.broadcast_to(keys[:, :, None], seen.shape), axis=-1, where=seen, initial=0.0)
         scales = np.reshape(np.abs(self.scale(tile)), (-1, 1))  # one, or h
         products = self._lengths[0][tile.batch, tile.heads, tile.rows] * most * scales
-        found: np.ndarray = self._roots + (math.sqrt(self.plan.sizes.head_dim) + 2) * (products + self._added)
+        added = self._added
+        if self.plan.normalization == "softmax":
+            weighted = 2 * (weights * np.abs(np.where(weights > 0, masked, 0))).sum(axis=-1)
+            added = np.minimum(added, weighted + products)  # masked scores have both
+            added = added + self._sinks_of(tile, np.max(masked, axis=-1, where=seen, initial=-np.inf))
+        found: np.ndarray = self._roots + (math.sqrt(self.plan.sizes.head_dim) + 2) * (products + added)
         return found[..., None]
+
+    def _sinks_of(self, tile: Tile, most: np.ndarray) -> np.ndarray | float:
+        """The magnitudes of the sinks of rows, each times a bound on its weight. most: the largest score of each row"""
+        sinks = self.plan.all_sinks
+        if sinks is None:
+            return 0.0
+        entries, rows = (
+            slice(None) if sinks.shape[axis] == 1 else at for axis, at in ((0, tile.batch), (2, tile.rows))
+        )
+        own = sinks[entries, tile.heads, rows, 0].astype(np.float64)
+        own, is_none = np.where(np.isfinite(own), own, 0.0), ~np.isfinite(own)
+        found: np.ndarray = np.where(is_none, 0.0, np.abs(own) * np.exp(np.minimum(own - most, 0.0)))
+        return found
 
     def run(self, tile: Tile, weights: Array, stages: Mapping[str, Array], write: Any) -> list[Part]:
         """The bounds on what a tile adds, as of TileBackward."""
         seen = np.isfinite(stages["masked_scores"])
-        self._steps = self._steps_of(tile, seen)
+        self._steps = self._steps_of(tile, weights, stages["masked_scores"])
         magnitudes = {name: np.abs(array) if name == "scores" else array for name, array in stages.items()}
         if "logsumexp" in stages:  # what sinks weigh, times their steps
             magnitudes["logsumexp"] = stages["logsumexp"] - np.log(self._steps[..., 0])

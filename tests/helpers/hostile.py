@@ -93,6 +93,8 @@ def attention(draw: Draw) -> Fields:
         "bias": lambda: np.zeros((1, draw.axes["h"], 1, k), draw.dtype),
         "relative_keys": lambda: {"key": draw.zeros("d")[None]},
         "relative_keys of each head": lambda: {"key": draw.zeros("hd")[:, None]},
+        "selected_keys": lambda: np.zeros((1, 1, 1, 1), np.int32),
+        "rotary": lambda: {"interleaved": True},
         "grad_output": lambda: draw.zeros("bhqe"),
         "is_causal": lambda: True,
         "window": lambda: {"left": 3},
@@ -101,6 +103,9 @@ def attention(draw: Draw) -> Fields:
         "layout": lambda: str(draw.random.choice(["bhld", "blhd"])),
         "dtype": lambda: str(draw.random.choice(["float64", "bfloat16"])),
     }
+    if draw.maybe():  # numbers of two sizes, whose entries are computed in different ways
+        for name in ("query", "key"):
+            fields[name][::2] = 100
     for name in draw.random.choice(list(options), int(draw.random.integers(4)), replace=False):
         fields[str(name).partition(" ")[0]] = options[str(name)]()
     if "grad_output" in fields:
@@ -379,7 +384,14 @@ def written(fields: Fields, media_type: str) -> bytes:
 
 def inference(fields: Fields) -> bytes:
     """The body of the inference protocol, with the numbers of small arrays; others are left out."""
-    codes = {"float16": "FP32", "float32": "FP32", "float64": "FP64", "int64": "INT64", "bool": "BOOL"}
+    codes = {
+        "float16": "FP32",
+        "float32": "FP32",
+        "float64": "FP64",
+        "int32": "INT32",
+        "int64": "INT64",
+        "bool": "BOOL",
+    }
     tensors, parameters = split(fields)
     inputs = [
         {
@@ -397,6 +409,13 @@ def inference(fields: Fields) -> bytes:
 
 def zeros(*shape: int, dtype: Any = np.float32) -> np.ndarray:
     return np.zeros(shape, dtype)
+
+
+def alternating(count: int) -> np.ndarray:
+    """(count, 1, 1, 1): 100 and 0 by turns."""
+    found = zeros(count, 1, 1, 1)
+    found[::2] = 100
+    return found
 
 
 def call_of(function: str, *arrays: np.ndarray, **more: Any) -> Fields:
@@ -515,6 +534,35 @@ KNOWN: Final[Mapping[str, Callable[[], Drawn]]] = {
             | {"relative_keys": {"key": zeros(1, 1)}, "include": []}
         ),
         NPZ,
+    ),
+    "entries of two sizes": _attend(
+        lambda: {
+            "query": alternating(55_000),
+            "key": alternating(55_000),
+            "value": zeros(55_000, 1, 1, 1),
+            "include": [],
+        },
+        NPZ,
+    ),
+    "heads with selected keys": _attend(
+        lambda: (
+            {"query": zeros(1, 250_000, 1, 1), "key": zeros(1, 250_000, 16, 1), "value": zeros(1, 250_000, 16, 1)}
+            | {"selected_keys": np.zeros((1, 1, 1, 1), np.int32), "include": []}
+        ),
+        NPZ,
+    ),
+    "rotated queries compared": _compare(
+        lambda: (
+            {"query": zeros(1, 1, 200_000, 2), "key": zeros(1, 1, 2, 2), "value": zeros(1, 1, 2, 1)}
+            | {
+                "rotary": {
+                    "interleaved": True,
+                    "query_positions": np.zeros(200_000, np.int64),
+                    "key_positions": np.zeros(2, np.int64),
+                }
+            }
+            | _returned(1, 1, 200_000, 1)
+        )
     ),
     "heads with relative keys": _attend(
         lambda: (

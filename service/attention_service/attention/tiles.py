@@ -109,6 +109,12 @@ def tile_size(plan: Plan, tiling: Tiling) -> TileSize:
     return TileSize(_clamp(scores // (h * rows * columns), b), kv_heads, rows)
 
 
+def tile_count(plan: Plan, tiling: Tiling) -> int:
+    """The number of tiles of a plan whose entries all have the same numeric path."""
+    (_, g, b, q, *_), step = plan.sizes, tile_size(plan, tiling)
+    return ceil(b / step.batch) * ceil(g / step.kv_heads) * ceil(q / step.rows)
+
+
 def key_blocks(tile: Tile, tiling: Tiling) -> Iterator[Tile]:
     """A tile in blocks of keys, each of about `tiling.scores` scores; the tile itself if `tiling` does not stream.
 

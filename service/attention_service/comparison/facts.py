@@ -188,6 +188,7 @@ def elsewhere(wrong: Wrong) -> Iterator[Fact]:
         return
     nearest = np.empty(len(sent), np.int64)
     for start in range(0, len(sent), step := max(1, PAIRS // wrong.rows.size)):
+        wrong.case.check()
         numbers = np.clip(sent[start : start + step], -most, most)
         nearest[start : start + step] = (sizes - 2 * (numbers @ right.T)).argmin(axis=1)
     kept, predicted = sent.any(axis=1), wrong.right.copy()

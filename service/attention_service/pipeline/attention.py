@@ -13,6 +13,7 @@ from attention_service.attention.outputs import OUTPUTS
 from attention_service.attention.plan import Plan
 from attention_service.attention.result import Result
 from attention_service.attention.spec import SOURCES, AttentionSpec
+from attention_service.attention.tiles import Tiling, tile_count
 from attention_service.backends.base import Backend, Check, Program, no_check
 from attention_service.backends.registry import Backends
 from attention_service.codecs.base import Codec
@@ -26,8 +27,11 @@ from attention_service.schemas.request import AttentionRequest
 from attention_service.schemas.response import answer
 from attention_service.schemas.validate import misplaced
 
-# Operations that take as long as the Python of a tile: tens of microseconds.
-TILE_FLOPS: Final = 2**18
+# Operations that take as long as the Python of a tile; of a batch entry, which may have a tile for its numbers alone;
+# and of gathering the keys of a head.
+TILE_FLOPS, ENTRY_FLOPS, GATHER_FLOPS = 2**18, 2**16, 2**13
+# About how backends cut plans.
+TILING: Final = Tiling(scores=2**18)
 # Plans that are kept. A service meets few kinds of requests, and without arrays a plan is small.
 MAX_PLANS: Final = 256
 # Characters of the fields, as JSON, of a request whose plan is kept.
@@ -127,9 +131,11 @@ class AttentionOperation(Operation[PreparedRequest, Codec, Result]):
     def _share(self, spec: AttentionSpec, plan: Plan) -> SharedPlan:
         """A plan with its backend, its program and its cost. Errors: UnknownBackend."""
         backend, device = self._backends.choose(spec.backend, spec.device), spec.device
-        tiles = plan.sizes.batch_size if plan.entries_differ else 1  # at least
+        sizes = plan.sizes
+        python = TILE_FLOPS * tile_count(plan, TILING) + ENTRY_FLOPS * sizes.batch_size
+        python += GATHER_FLOPS * sizes.batch_size * sizes.num_heads * (plan.gathered is not None)
         cost = Cost(
-            flops=plan.flops + TILE_FLOPS * tiles,
+            flops=plan.flops + python,
             compute=backend.peak_bytes(plan, device, copied_bytes(plan, spec)),
             results=plan.returned_bytes,
             waits_for_gpu=backend.is_gpu(device),

@@ -44,8 +44,8 @@ class RotationStep(OperandStep):
     reach: int = 0
 
     @classmethod
-    def of(cls, spec: AttentionSpec, frame: Frame) -> dict[str, Self]:
-        """The `rotary` of a request, for the query and the new keys."""
+    def of(cls, spec: AttentionSpec, frame: Frame, most: int = MADE_WITH_PLAN) -> dict[str, Self]:
+        """The `rotary` of a request, for the query and the new keys. most: numbers of tables that are made now"""
         rotary, sizes = spec.rotary, frame.sizes
         if rotary is None:
             return {}
@@ -57,7 +57,7 @@ class RotationStep(OperandStep):
             reach = _reach(rotary, frequencies, positions, sizes.key_length)
             cos, sin = tables or (None, None)
             step = cls(frequencies, cos, sin, positions, frame.past, rotary.interleaved, reach)
-            made[role] = step.with_tables(length, frame.dtype) if step.count(length) <= MADE_WITH_PLAN else step
+            made[role] = step.with_tables(length, frame.dtype) if step.count(length) <= most else step
         return made
 
     @property

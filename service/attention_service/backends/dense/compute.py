@@ -128,7 +128,7 @@ class TileWork:
             scaled = loaded.query * scales(plan, lib)
         self.scaled = scaled
         self._computations = {}
-        for _, path in paths:
+        for path in dict.fromkeys(path for _, path in paths):
             query = scaled if path.scales_query else None
             found = TileComputation(plan, lib, loaded, path, query, head_outputs, buffers, check, rows)
             self._computations[path] = found

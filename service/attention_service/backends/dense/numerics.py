@@ -83,14 +83,16 @@ def choose_paths(
     together = _bounds(plan, query, key, value).largest
     if finite and _suits_fastest(plan, together):
         return [(every, _allowed(plan, lib, together))]
-    paths = []
+    paths: list[NumericPath] = []
+    known_paths: dict[NumericPath, NumericPath] = {}
     good = np.full(every.stop, True) if finite else _have_finite_values(loaded)
     bounds = _close_bounds(plan, squares, loaded.value, xp)
     for n, (*numbers, is_finite) in enumerate(zip(*(bound.tolist() for bound in bounds), good.tolist(), strict=True)):
         if n % UNCHECKED == 0:
             check()
-        paths.append(_allowed(plan, lib, Bounds(*numbers), finite=is_finite))
-    starts = [i for i, path in enumerate(paths) if i == 0 or path != paths[i - 1]]
+        path = _allowed(plan, lib, Bounds(*numbers), finite=is_finite)
+        paths.append(known_paths.setdefault(path, path))
+    starts = [i for i, path in enumerate(paths) if i == 0 or path is not paths[i - 1]]
     return [(slice(*part), paths[part[0]]) for part in pairwise([*starts, every.stop])]
 
 

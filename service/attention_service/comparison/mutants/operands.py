@@ -39,7 +39,7 @@ def _with(case: Case, kind: type[OperandStep], steps: Mapping[str, OperandStep |
 def _rotations(case: Case, new: Rotary, past: int, **lengths: int) -> dict[str, RotationStep]:
     """The rotations of another request, by role. past: the position of the first new token; lengths: other sizes"""
     frame = Frame(case.plan.score_axes, case.plan.sizes._replace(**lengths), past, F64)
-    return RotationStep.of(case.spec._replace(rotary=new), frame)
+    return RotationStep.of(case.spec._replace(rotary=new), frame, most=0)  # a hundred mutants would keep their tables
 
 
 def _rotated(

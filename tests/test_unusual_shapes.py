@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from attention_service import attend, call
+from attention_service import attend, call, merge
 from attention_service.attention.arrays import MAX_COUNT, norm, norms
 from attention_service.backends.base import Check, no_check
 from attention_service.backends.registry import Backends
@@ -43,6 +43,7 @@ from tests.conftest import app, serving
 from tests.helpers.engine_calls import Draw
 from tests.helpers.engine_draws import DRAWS
 from tests.helpers.hostile import written
+from tests.helpers.oip import INFER
 from tests.helpers.wire import JSON, NPZ, SAFETENSORS
 
 FUNC = "flash_attn.flash_attn_func"
@@ -295,3 +296,39 @@ def test_a_request_that_waits_for_memory_to_be_prepared_holds_no_slot() -> None:
         first.lease.release()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["custom_mask", "packed_custom_mask"])
+def test_masks_of_more_scores_than_integers_count_are_refused(name: str) -> None:
+    """2^22 queries times 2^42 keys are 0 in 64 bits."""
+    pages = 2**19
+    given = {
+        "q": np.zeros((2**22, 1, 1), np.int8),
+        "qo_indptr": np.array([0, 2**22]),
+        "paged_kv_cache": np.broadcast_to(np.int8(0), (1, 2, 2**23, 1, 1)),
+        "paged_kv_indptr": np.array([0, pages]),
+        "paged_kv_indices": np.zeros(pages, np.int32),
+        "paged_kv_last_page_len": np.array([2**23]),
+        name: np.zeros(0, bool if name == "custom_mask" else np.uint8),
+    }
+    with pytest.raises(InvalidRequest, match=f"/{name}: expected a mask of all scores, which are too many"):
+        decode("flashinfer.BatchPrefillWithPagedKVCacheWrapper.run", given)
+
+
+def test_a_logsumexp_that_its_base_makes_infinite_is_an_error() -> None:
+    """1.6e308 / ln 2 is beyond float64, whose infinity stands for a row without keys."""
+    one = np.ones((1, 1, 1))
+    with pytest.raises(InvalidRequest, match="a logsumexp that float64 can hold in base 2"):
+        call("flashinfer.single_prefill_with_kv_cache", q=1.6e308 * one, k=one, v=one, sm_scale=1.0)
+    with pytest.raises(InvalidRequest, match="a logsumexp that float64 can hold in base 2"):
+        merge([{"output": [[1.0]], "logsumexp": [1.0]}], logsumexp_base="2", sinks=[1.5e308])
+
+
+def test_strings_of_the_inference_protocol_have_one_axis_or_two() -> None:
+    with serving(app()) as client:
+        for shape, status in ([2, 1, 1], 400), ([1, 2], 422):  # 422: without the arrays that they label
+            labels = {"name": "query_tokens", "shape": shape, "datatype": "BYTES", "data": ["a", "b"]}
+            assert client.post(INFER, json={"inputs": [labels]}).status_code == status
+        many = {"inputs": [], "parameters": {"query_tokens": "," * 2**19}}
+        answer = client.post(INFER, json=many)
+    assert (answer.status_code, "at most 524288 names" in answer.text) == (400, True)

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from attention_service.attention.arrays import compute_dtype
-from attention_service.engines.partial import BASES, State, merge, rounded
+from attention_service.engines.partial import State, in_base, merge, rounded
 from attention_service.engines.tokens import Tokens, same
 from attention_service.errors import (
     FieldConflict,
@@ -274,7 +274,7 @@ class Collected:
     def answer(self) -> Answer:
         """The answer, in float64."""
         form = self._call.form
-        sums = form.logsumexp(self._sums * BASES[form.base])
+        sums = form.logsumexp(in_base(self._sums, form.base))
         return Answer(form.output(self._output), sums, self._weights, form.heads_first)
 
 

@@ -29,6 +29,9 @@ from attention_service.schemas.merge import MAX_PARTS
 # Features of compressed keys where a plan does not say it: those of DeepSeek.
 CKV: Final = 512
 
+# More scores than any mask has.
+MOST_SCORES: Final = 2.0**53
+
 
 def single_prefill(given: Arguments) -> Call:
     """single_prefill_with_kv_cache: one sequence."""
@@ -271,6 +274,8 @@ def _masks(given: Arguments, queries: np.ndarray, keys: np.ndarray) -> Callable[
     mask = given.maybe(name)
     if mask is None:
         return None
+    if float(queries.astype(np.float64) @ keys) > MOST_SCORES:  # their product may be no integer of 64 bits
+        raise ShapeMismatch.of(f"/{name}", "a mask of all scores, which are too many", mask)
     bits = queries * keys
     sizes = -(-bits // 8) if is_packed else bits
     if mask.dtype != (np.uint8 if is_packed else np.bool_):

@@ -53,7 +53,16 @@ def merge(
             # Divided first: a part alone keeps its numbers, and none of them overflows.
             share = weight / np.where(total > 0, total, 1.0)
             output += np.where((weight > 0)[..., None], share[..., None] * part.output.astype(np.float64), 0.0)
-        return State(output, (most + np.log(total)) * BASES[base])
+        return State(output, in_base(most + np.log(total), base))
+
+
+def in_base(sums: np.ndarray, base: str) -> np.ndarray:
+    """Natural logarithms in a base. Errors: Overflow for finite ones that float64 cannot hold then."""
+    with np.errstate(over="ignore"):
+        scaled: np.ndarray = sums * BASES[base]
+    if (np.isinf(scaled) & np.isfinite(sums)).any():
+        raise Overflow.at("", f"a logsumexp that float64 can hold in base {base}", "a larger one")
+    return scaled
 
 
 def rounded(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:

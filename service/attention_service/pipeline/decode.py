@@ -50,7 +50,8 @@ async def _decode_counted(codec: Codec, body: Body, limit: int, execution: Execu
         execution.timings.step("queue")
         decoded = codec.decode_quickly(body, limit)
         if decoded is not None:
-            execution.lease.shrink(max(len(body), PREPARED * decoded.nbytes))
+            execution.decoded_bytes = decoded.nbytes
+            execution.lease.shrink(max(len(body), PREPARED * execution.decoded_bytes))
             return decoded
         if is_bound:
             needed = codec.decode_bytes(body, limit)
@@ -58,7 +59,14 @@ async def _decode_counted(codec: Codec, body: Body, limit: int, execution: Execu
     async with execution.cancel_on_disconnect():
         await execution.grow(needed, slot=True)
         execution.timings.step("queue")
-        return await execution.in_thread(codec.decode, body, limit)
+        fields, execution.decoded_bytes = await execution.in_thread(_decode_and_measure, codec, body, limit)
+        return fields
+
+
+def _decode_and_measure(codec: Codec, body: Body, limit: int) -> tuple[Decoded, int]:
+    """The fields of a body, and the memory that they take: a walk over as many strings as the body holds."""
+    decoded = codec.decode(body, limit)
+    return decoded, decoded.nbytes
 
 
 def oversized_body(settings: Settings) -> str | None:

@@ -63,7 +63,7 @@ async def prepare(operation: Operation[P, E, R], layers: Layers, decoded: Decode
     if (is_large or operation.may_wait(decoded) or execution.lease.has_slot) and not operation.is_planned(
         decoded, layer
     ):
-        memory = decoded.nbytes + cost.memory
+        memory = (execution.decoded_bytes or decoded.nbytes) + cost.memory
         if memory > execution.admission.memory:
             raise memory_limit_error(memory, execution.admission.memory, SHORTER, "allowed")
         if memory > execution.lease.memory:  # a request that waits for memory holds no slot
@@ -101,7 +101,7 @@ async def admit(
     strategy = choose_strategy(cost, inline_flops, is_idle=not others)
     memory = 0
     if lease.counted or cost.compute > UNCOUNTED:
-        execution.decoded_bytes = decoded.nbytes
+        execution.decoded_bytes = execution.decoded_bytes or decoded.nbytes
         lease.shrink(execution.decoded_bytes)
         memory = cost.peak(execution.decoded_bytes)
         if memory > limit:

@@ -15,7 +15,7 @@ from attention_service.attention.gradients import gradient_names
 from attention_service.attention.spec import Output
 from attention_service.codecs.decoded import Decoded, RequestedOutputs
 from attention_service.codecs.named_tensors import add_dotted, dotted_tensors, unread_names
-from attention_service.codecs.oip.tensors import parameters_of
+from attention_service.codecs.oip.tensors import MAX_STRINGS, parameters_of
 from attention_service.errors import FieldConflict, InvalidTensors, InvalidValue, MissingField, UnknownField, child
 from attention_service.version import MODEL
 
@@ -73,6 +73,8 @@ def _options(parameters: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: value for name, value in parameters.items() if value is not None and name not in ignored}
     for name in NAME_LISTS:
         if isinstance(found.get(name), str):
+            if found[name].count(",") >= MAX_STRINGS:
+                raise InvalidTensors.at(f"/parameters/{name}", f"at most {MAX_STRINGS} names", "more")
             found[name] = [item.strip() for item in found[name].split(",") if item.strip()]
     return found
 

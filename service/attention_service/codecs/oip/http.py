@@ -14,13 +14,21 @@ import numpy as np
 
 from attention_service.codecs.base import Codec
 from attention_service.codecs.chunks import MAX_CHUNK, Chunk, Encoded, array_chunks, encoded
-from attention_service.codecs.decoded import Body, Decoded
+from attention_service.codecs.decoded import Body, Decoded, NotQuick
 from attention_service.codecs.json import JSONCodec, reader
 from attention_service.codecs.json import memory as json_memory
 from attention_service.codecs.json.writer import Flat, chunks, longest
 from attention_service.codecs.named_tensors import check_count
 from attention_service.codecs.oip.fields import assembled, requested_outputs, scalars
-from attention_service.codecs.oip.tensors import DATATYPES, MAX_STRINGS, Input, head_of, parameters_of, tensors_of
+from attention_service.codecs.oip.tensors import (
+    BYTES,
+    DATATYPES,
+    MAX_STRINGS,
+    Input,
+    head_of,
+    parameters_of,
+    tensors_of,
+)
 from attention_service.errors import InvalidTensors
 from attention_service.version import MODEL, MODEL_VERSION
 
@@ -38,6 +46,8 @@ COPIES: Final = 2
 STRINGS: Final = 16
 STRING: Final = 96
 # A datatype may be written with escapes.
+# Strings that are decoded within a few milliseconds.
+QUICK_STRINGS: Final = 2**14
 HOLDS_STRINGS: Final = re.compile(rb"BYTES|\\")
 
 
@@ -68,7 +78,8 @@ class HTTPCodec(Codec):
         whole = memoryview(body)
         text, tail = whole[: self._head], whole[len(body) if self._head is None else self._head :]
         request = reader.decode(text, quickly=quickly).fields
-        return assembled(request, tensors_of(_inputs(request.get("inputs"), tail)), model=self._model)
+        inputs = _inputs(request.get("inputs"), tail)
+        return assembled(request, tensors_of(_few_strings(inputs) if quickly else inputs), model=self._model)
 
     def decode_bound(self, length: int, limit: int) -> int:
         """Upper bound of the memory for decoding any body of `length` bytes."""
@@ -103,6 +114,16 @@ class HTTPCodec(Codec):
         result = encoded(OCTETS, content, head + sum(tensor.nbytes for tensor in binary))
         result.headers.append((HEADER, b"%d" % head))
         return result
+
+
+def _few_strings(inputs: Iterable[Input]) -> Iterator[Input]:
+    """The same inputs. Errors: NotQuick once they have more strings than a few milliseconds are enough for."""
+    count = 0
+    for given in inputs:
+        count += given[0].size if given[0].datatype == BYTES else 0
+        if count > QUICK_STRINGS:
+            raise NotQuick
+        yield given
 
 
 def _tail_bytes(length: int, *, strings: bool) -> int:

@@ -19,6 +19,8 @@ DATATYPES: Final = {dtype: name for name, dtype in PROTOCOL_TYPES.items()}
 BYTES: Final = "BYTES"
 # Of one request, as each takes about a hundred bytes, but five in a body.
 MAX_STRINGS: Final = 2**19
+# Labels are (l,) or (b, l).
+LABEL_AXES: Final = 2
 # The only field in which null has a meaning: minus infinity.
 BIAS: Final = "bias"
 
@@ -55,6 +57,8 @@ def head_of(name: Any, datatype: Any, lengths: Any, parameters: Container[str], 
         raise InvalidTensors.at(f"{pointer}/shape", f"at most {MAX_RANK} lengths of axes{BESIDE_0}, none negative", got)
     if datatype == BYTES and 0 in found:  # as lists, the other axes would be as long as they say
         raise InvalidTensors.at(f"{pointer}/shape", "at least one string", shape(found))
+    if datatype == BYTES and len(found) > LABEL_AXES:  # each string would be as many lists
+        raise InvalidTensors.at(f"{pointer}/shape", "strings with one axis or two", shape(found))
     if "shared_memory_region" in parameters:
         raise InvalidTensors.at(f"{pointer}/parameters", "data in the request", "shared memory")
     return Head(name, datatype, found, pointer)

@@ -13,7 +13,7 @@ from benchmarks.serving import free_port
 from tests.helpers.documents import blocks
 from tests.image.engine import COMPOSE, ENGINE, IMAGE, ROOT, await_response
 
-MADE, CONTAINER, COMPOSED, _APPLY = (
+MADE, CONTAINER, COMPOSED, *_OTHERS = (  # kubectl and systemd, which tests/deploy check
     block.text for block in blocks(ROOT / "docs" / "deployment.md") if block.language == "sh"
 )
 PROFILES = re.findall(r"^\| `--profile (\S+) up ?(\S*)`", (ROOT / "docs" / "deployment.md").read_text(), re.MULTILINE)

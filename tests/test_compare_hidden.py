@@ -23,7 +23,7 @@ BAD: Final = ("zeros", "means of the values", "one element moved by 64 units")
 
 
 def info(dtype: np.dtype) -> Any:
-    return ml_dtypes.finfo(dtype) if dtype == BFLOAT16 else np.finfo(dtype)  # type: ignore[no-untyped-call]
+    return ml_dtypes.finfo(dtype) if dtype == BFLOAT16 else np.finfo(dtype)  # type: ignore[no-untyped-call]  # ml_dtypes says no types
 
 
 def least(dtype: np.dtype) -> float:

@@ -16,7 +16,7 @@ def test_a_version_is_an_integer(version: Any) -> None:
     """Windows of a version that were read as those of another would give another answer."""
     pointer, text = fault("flash_attn.flash_attn_func", version, q=Q, k=K, v=V, window_size=(1, -1))
     assert (pointer, "2 or 3 or 4" in text) == ("/version", True)
-    call("flash_attn.flash_attn_func", version=np.int64(4), q=Q, k=K, v=V, window_size=(1, -1))  # type: ignore[arg-type]
+    call("flash_attn.flash_attn_func", version=np.int64(4), q=Q, k=K, v=V, window_size=(1, -1))  # type: ignore[arg-type]  # of NumPy
 
 
 @pytest.mark.parametrize(

@@ -186,8 +186,8 @@ def test_pipes_and_standard_output_are_written_to(tmp_path: Path) -> None:
     command = f"{sys.executable} -m attention_service heatmap request.json -o out.svg"
     environment = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}
     shell = {"cwd": tmp_path, "env": environment, "shell": True, "check": True}
-    assert subprocess.run(command, **shell, stdout=subprocess.PIPE).stdout == picture  # type: ignore[call-overload]
-    subprocess.run(f"{{ {command}; echo end; }} >> file", **shell)  # type: ignore[call-overload]
+    assert subprocess.run(command, **shell, stdout=subprocess.PIPE).stdout == picture  # type: ignore[call-overload]  # options by **
+    subprocess.run(f"{{ {command}; echo end; }} >> file", **shell)  # type: ignore[call-overload]  # options by **
     assert (tmp_path / "file").read_bytes() == picture + b"end\n", "it is still the file of the shell"
 
 

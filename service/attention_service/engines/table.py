@@ -14,8 +14,6 @@ from attention_service.errors import InvalidValue
 from attention_service.schemas.names import near
 
 FUNCTIONS: Final = read_functions(files("attention_service.engines").joinpath("arguments.txt").read_text("utf-8"))
-
-
 # What reads the arguments of each, by its short name.
 READERS: Final[Mapping[str, Callable[[Arguments], Call | Merge]]] = {
     "func": flash_attention.func,

@@ -23,7 +23,7 @@ from attention_service.pipeline.run import run
 from attention_service.routes.openapi import TENSOR_STATUSES, problems, tensor_answer, tensor_body
 from attention_service.schemas.request import AttentionRequest
 from attention_service.schemas.response import AttentionResponse
-from attention_service.schemas.validate import MAX_FAULTS
+from attention_service.schemas.validate import MAX_FAULTS, is_field
 
 
 class DirectRoute(APIRoute):
@@ -136,7 +136,6 @@ async def respond(
 
 def refuse_fields(query: Iterable[str], operation: Operation[P, E, R]) -> None:
     """Refuse fields in the query of the address, where none is read. Errors: UnknownField."""
-    known = {name for schema in operation.schemas for name in schema.model_fields}
-    fields = [name for name in query if name.partition(".")[0] in known][:MAX_FAULTS]
+    fields = [name for name in query if any(is_field(name, schema) for schema in operation.schemas)][:MAX_FAULTS]
     if fields:
         raise UnknownField(*(Fault("", f"{quote(name)} in the body", "it in the address") for name in fields))

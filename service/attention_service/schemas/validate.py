@@ -31,12 +31,17 @@ Model = TypeVar("Model", bound=BaseModel)
 MAX_FAULTS = 10
 
 
+def is_field(name: str, model: type[BaseModel]) -> bool:
+    """True for the name of a field of a model, or a dotted name within one."""
+    return name.partition(".")[0] in model.model_fields
+
+
 def misplaced(model: type[BaseModel], unread: Mapping[str, tuple[str, str]]) -> list[Fault]:
     """A fault for each field of a model that stands where none is read, MAX_FAULTS at most. unread: as of `Decoded`"""
     found = [
         Fault(pointer, f"{quote(name)} in {place}", "it where no field is read", code=UnknownField.code)
         for name, (pointer, place) in unread.items()
-        if name.partition(".")[0] in model.model_fields
+        if is_field(name, model)
     ]
     return found[:MAX_FAULTS]
 

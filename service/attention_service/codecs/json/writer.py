@@ -83,8 +83,7 @@ def is_small(answer: Mapping[str, Any]) -> bool:
     """True if orjson may get an answer at once. Its metadata is always small."""
     cost = 0
     for name, value in answer.items():
-        is_full = isinstance(value, np.ndarray) and value.size
-        cost += value.size if is_full else 0 if name == "metadata" else _cost(value)
+        cost += 0 if name == "metadata" else _cost(value)
     return cost <= AT_ONCE
 
 
@@ -103,7 +102,7 @@ def _cost(value: Any) -> int:
     if isinstance(value, str):
         return len(value)
     if isinstance(value, np.ndarray):
-        return written_items(value.shape)
+        return value.size or written_items(value.shape)
     if isinstance(value, PIECEWISE):
         return AT_ONCE + 1
     if not isinstance(value, CONTAINERS):

@@ -6,6 +6,7 @@ import io
 import json
 import struct
 import zipfile
+import zlib
 from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import product
@@ -151,6 +152,27 @@ def test_equivalent_forms_of_npz_are_accepted(client: httpx.Client) -> None:
     stream = io.BytesIO()
     np.savez(stream, input=EYE)
     assert post(client, stream.getvalue(), NPZ).status_code == 200
+
+
+def test_npz_answers_can_be_read_from_their_first_byte() -> None:
+    """Readers that do not go to the directory first: the sizes of stored files stand before them (APPNOTE 6.3.10)."""
+    answer = {"output": np.arange(2**20 + 1, dtype=np.float32), "label": "é", "metadata": {"rows": 2}}
+    body = b"".join(CODECS[NPZ].encode(answer, NO_OPTIONS).chunks)
+    found = {}
+    at = 0
+    while body[at : at + 4] == b"PK\3\4":
+        flags, method, checksum, packed, size, name, extra = struct.unpack("<6xHH4xLLLHH", body[at : at + 30])
+        assert (flags, method, packed, extra) == (0, 0, size, 0)
+        at += 30 + name
+        content = body[at : at + size]
+        assert zlib.crc32(content) == checksum
+        found[body[at - name : at].decode()] = np.load(io.BytesIO(content))
+        at += size
+    assert body[at : at + 4] == b"PK\1\2"
+    assert [*found] == ["output.npy", "response.npy"]
+    np.testing.assert_array_equal(found["output.npy"], answer["output"])
+    assert found["response.npy"].dtype == np.uint8
+    assert json.loads(bytes(found["response.npy"])) == {"label": "é", "metadata": {"rows": 2}}
 
 
 def test_a_safetensors_file_without_metadata_is_accepted(client: httpx.Client) -> None:

@@ -104,7 +104,7 @@ def read(content: bytes, media_type: str) -> dict[str, Any]:
         return plain
     if media_type == NPZ:
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-            answer = json.loads(archive["response"].item())
+            answer = json.loads(bytes(archive["response"]))
             tensors = {name: archive[name] for name in archive.files if name != "response"}
     else:
         length = int.from_bytes(content[:8], "little")

@@ -12,7 +12,8 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import IO, Any, Final, NamedTuple, cast
 
 import numpy as np
@@ -69,6 +70,8 @@ ENTRY_START: Final = b"PK\1\2"
 DEFLATE: Final = 1032
 # A string of NumPy, with four bytes for each character, is read by way of bytes and a string of Python.
 TEXT_COPIES: Final = 9
+# Bytes of an answer whose checksums take some milliseconds.
+MEASURED: Final = 2**22
 # Of the header of an npy file; numpy's own take about 120 bytes.
 MAX_HEADER: Final = 4096
 # What zipfile raises for an archive or a file in it that is damaged, encrypted, or packed in another way.
@@ -83,6 +86,7 @@ class NPZCodec(Codec):
     media_type = "application/x-npz"
     decode_inline = 2**14
     may_be_compressed = True
+    encode_inline = MEASURED
 
     def decode(self, body: Body, limit: int) -> Decoded:
         """The fields of a request that unpacks to at most `limit` bytes.
@@ -136,7 +140,8 @@ class NPZCodec(Codec):
                 raise NotAcceptable.at(
                     "", "another media type than npz for bfloat16", f"{name} in bfloat16", BY_SAFETENSORS
                 )
-        files = {RESPONSE: _text_file(fields)} | {name: _tensor_file(tensor) for name, tensor in tensors.items()}
+        files = [_File(name, partial(_tensor_file, tensor)) for name, tensor in tensors.items()]
+        files.append(_File(RESPONSE, partial(_text_file, fields)))
         return encoded(self.media_type, _archive(files))
 
 
@@ -298,11 +303,10 @@ def _tensor_file(tensor: np.ndarray) -> Iterator[Chunk]:
 
 
 def _text_file(fields: Mapping[str, Any]) -> Iterator[Chunk]:
-    """The JSON of fields as an npy file with one string, four bytes for each character."""
-    length = sum(len(str(chunk, "utf-8")) for chunk in chunks(fields))
-    yield _npy_header({"descr": f"<U{length}", "fortran_order": False, "shape": ()})
-    for chunk in chunks(fields):
-        yield from array_chunks(np.frombuffer(str(chunk, "utf-8").encode("utf-32-le"), np.uint8))
+    """The JSON of fields as an npy file of its bytes: few readers but NumPy know strings."""
+    length = sum(map(len, chunks(fields)))
+    yield _npy_header({"descr": "|u1", "fortran_order": False, "shape": (length,)})
+    yield from chunks(fields)
 
 
 def _npy_header(header: dict[str, Any]) -> bytes:
@@ -311,25 +315,69 @@ def _npy_header(header: dict[str, Any]) -> bytes:
     return stream.getvalue()
 
 
-def _archive(files: Mapping[str, Iterator[Chunk]]) -> Iterator[Chunk]:
-    """A zip archive of npy files by their names, in the chunks that zipfile writes."""
+class _File(zipfile.ZipInfo):
+    """A file of an archive, whose header has the size and the checksum of the content.
+
+    zipfile itself writes both behind the content if it cannot go back. Readers that begin at the first byte, such as
+    Java's ZipInputStream, refuse such a file: without compression they cannot tell where it ends.
+
+    make: makes the chunks of the content, here to measure them, and again to write them
+    """
+
+    def __init__(self, name: str, make: Callable[[], Iterator[Chunk]]) -> None:
+        super().__init__(name + SUFFIX)
+        self.make = make
+        self.checksum = 0
+        for chunk in make():
+            self.file_size += len(chunk)
+            self.checksum = zlib.crc32(chunk, self.checksum)
+
+    def FileHeader(self, zip64: bool | None = None) -> bytes:  # noqa: N802  # zipfile's name
+        self.CRC, self.compress_size = self.checksum, self.file_size
+        return super().FileHeader(zip64)
+
+
+def _archive(files: Sequence[_File]) -> Iterator[Chunk]:
+    """A zip archive, in the chunks that zipfile writes."""
     written = _Written()
     with zipfile.ZipFile(cast(Any, written), "w", zipfile.ZIP_STORED) as archive:
-        for name, content in files.items():
-            with archive.open(zipfile.ZipInfo(name + SUFFIX), "w", force_zip64=True) as file:
-                for chunk in content:
-                    file.write(chunk)
-                    yield from written
-                    written.clear()
-    yield from written
+        for file in files:
+            with archive.open(file, "w") as content:
+                for chunk in file.make():
+                    content.write(chunk)
+                    yield from written.taken()
+    yield from written.taken()
 
 
-class _Written(list[Chunk]):
-    """The chunks that zipfile writes to a file that cannot be rewound."""
+class _Written:
+    """The file that zipfile writes to, as chunks.
+
+    After each content zipfile goes back, and writes the header again. That is dropped: it was right the first time.
+    """
+
+    def __init__(self) -> None:
+        self._chunks: list[Chunk] = []
+        self._at = self._end = 0
+
+    def tell(self) -> int:
+        """Where the next bytes go."""
+        return self._at
+
+    def seek(self, offset: int) -> None:
+        """Go to an offset."""
+        self._at = offset
 
     def write(self, data: Chunk) -> int:
-        self.append(data)
+        if self._at == self._end:
+            self._chunks.append(data)
+            self._end += len(data)
+        self._at += len(data)
         return len(data)
 
     def flush(self) -> None:
         """Nothing is held back."""
+
+    def taken(self) -> list[Chunk]:
+        """The chunks since the last call."""
+        chunks, self._chunks = self._chunks, []
+        return chunks

@@ -41,7 +41,8 @@ from attention_service.observability.requests import ComputedRequest, RequestRec
 from attention_service.pipeline.attention import PreparedRequest
 from attention_service.pipeline.engine import Engine
 from attention_service.rpc.calls import STATUSES
-from attention_service.schemas.request import AttentionRequest, Part
+from attention_service.schemas.closed import Part
+from attention_service.schemas.request import AttentionRequest
 from attention_service.schemas.response import AttentionResponse, answer
 from attention_service.settings import Settings, table
 

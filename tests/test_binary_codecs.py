@@ -194,7 +194,7 @@ def test_bfloat16_in_npz_is_refused_with_advice(client: httpx.Client) -> None:
     assert fault["got"] == "'|V2'"
     assert "npz has no bfloat16; use application/vnd.safetensors" in fault["hint"]
     stream = io.BytesIO()
-    np.savez(stream, input=EYE.astype(np.uint16))
+    np.savez(stream, input=EYE.astype(np.complex64))
     assert "hint" not in post(client, stream.getvalue(), NPZ).json()["errors"][0]
 
 
@@ -265,7 +265,7 @@ LIES: dict[str, tuple[Callable[[], bytes] | bytes, int, str]] = {
     "not a zip": (b"PK nonsense", 400, "a zip archive"),
     "empty": (b"", 400, "a zip archive"),
     "cut off": (STORED[:-30], 400, "a zip archive"),
-    "pickle": (pickled, 400, "to be of bool, uint8, int8, int32"),
+    "pickle": (pickled, 400, "to be of bool, uint8, uint16"),
     "member twice": (twice, 422, "each tensor once"),
     "not an npy file": (archive(query=b"12345678" * 20), 400, "an npy file"),
     "version 3": (archive(query=npy(HEADER, b"\0" * 8, b"\3\0")), 400, "an npy file"),
@@ -328,7 +328,7 @@ def test_compressed_json_text_beyond_the_limit_is_refused(client: httpx.Client) 
         stream = io.BytesIO()
         np.savez_compressed(stream, request=request)
         content = stream.getvalue()
-        check(post(client, content, NPZ), 413, f"request of at most {2**16 + 16 * len(content)} bytes when unpacked")
+        check(post(client, content, NPZ), 413, f"'request' of at most {2**16 + 16 * len(content)} bytes when unpacked")
 
 
 @pytest.mark.parametrize("media_type", [NPZ, SAFETENSORS])
@@ -336,7 +336,7 @@ def test_long_json_text_is_refused(media_type: str) -> None:
     """Parsing JSON needs a multiple of its length, so that JSON text in a binary body has a limit."""
     labels = ["a" * 10**6] * 3
     content = write({"query": [[1.0]] * 3, "query_tokens": labels}, media_type)
-    with pytest.raises(TooLarge, match="request of at most 2097152 bytes"):
+    with pytest.raises(TooLarge, match="'request' of at most 2097152 bytes"):
         CODECS[media_type].decode(content, 10**9)
     content = write({"query": [[1.0]] * 3, "query_tokens": labels[:2]}, media_type)
     assert CODECS[media_type].decode(content, 10**9).fields["query_tokens"] == labels[:2]

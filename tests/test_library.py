@@ -29,7 +29,7 @@ from attention_service.errors import (
     UnknownField,
 )
 from attention_service.library import calls, functions
-from attention_service.schemas import request as schemas
+from attention_service.schemas.closed import Part
 from attention_service.schemas.compare import OwnTolerance
 from attention_service.schemas.request import CALL, AttentionRequest
 from tests.cases import CASES, Case, as_array
@@ -85,7 +85,7 @@ def test_signatures_name_exactly_the_fields_of_a_request(function: Callable[...,
 
 
 def test_the_types_of_nested_fields_have_their_names() -> None:
-    models: list[type[BaseModel]] = [*schemas.Part.__subclasses__(), OwnTolerance]
+    models: list[type[BaseModel]] = [*Part.__subclasses__(), OwnTolerance]
     assert len(models) == 8
     for model in models:
         assert getattr(functions, model.__name__).__annotations__.keys() == model.model_fields.keys()

@@ -24,7 +24,7 @@ from openapi_spec_validator import OpenAPIV30SpecValidator, OpenAPIV31SpecValida
 
 from attention_service.codecs.table import CODECS
 from attention_service.errors import error_classes
-from attention_service.schemas import request as schemas
+from attention_service.schemas.closed import Part
 from tests.cases import CASES
 from tests.conftest import app, serving
 from tests.test_auth import HASH
@@ -273,7 +273,7 @@ def test_every_field_of_a_request_has_a_default() -> None:
     requests = ["AttentionRequest", "InferenceRequest", "InferenceInput", "InferenceRequestedOutput"]
     missing = [
         f"{name}.{field}"
-        for name in [*requests, *(part.__name__ for part in schemas.Part.__subclasses__())]
+        for name in [*requests, *(part.__name__ for part in Part.__subclasses__())]
         for field, content in DOCUMENT["components"]["schemas"][name]["properties"].items()
         if field not in DOCUMENT["components"]["schemas"][name].get("required", ())
         and "default" not in content

@@ -272,7 +272,7 @@ MALFORMED: dict[str, tuple[Callable[[], Any], str]] = {
     "a name of a megabyte": (changed(name="x" * 2**20), "expected a known field"),
     "a deep name": (changed(name="a." * 50), "at most 32 levels"),
     "an input twice": (twice, "/inputs/1/name: expected each input once"),
-    "an unsigned integer too many": (changed(datatype="UINT64"), "expected one of BOOL"),
+    "an unsigned integer too many": (changed(datatype="UINT128"), "expected one of BOOL"),
     "no datatype": (changed(datatype=""), "expected one of BOOL"),
     "no shape": (changed(shape=[]), "expected 4 bytes of FP32 ()"),
     "another shape": (changed(shape=[2, 2]), "expected 16 bytes of FP32 (2, 2), got 8"),

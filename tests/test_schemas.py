@@ -11,6 +11,7 @@ import pytest
 from attention_service.attention import spec as specs
 from attention_service.attention.spec import AttentionSpec
 from attention_service.schemas import request as schemas
+from attention_service.schemas.closed import Part
 from tests.test_bad_requests import GOOD, errors, good, projected, raw
 
 # Fields that the codec and the caller set, not the request.
@@ -23,7 +24,7 @@ OF_THE_SERVICE = {"encoding", "layer", *schemas.CALL}
     ("model", "spec"),
     [
         (schemas.AttentionRequest, AttentionSpec),
-        *((part, getattr(specs, part.__name__)) for part in schemas.Part.__subclasses__()),
+        *((part, getattr(specs, part.__name__)) for part in Part.__subclasses__()),
     ],
 )
 def test_schema_and_spec_have_the_same_fields_and_defaults(model: Any, spec: Any) -> None:

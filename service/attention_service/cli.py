@@ -152,8 +152,10 @@ def _serve(options: argparse.Namespace) -> int:
 def _key(_: argparse.Namespace) -> int:
     from attention_service.settings.keys import new_key
 
-    key, hashed = new_key()
-    print(f"key, for the client (it is not stored):      {key}\nhash, for ATTENTION_API_KEYS or its file:   {hashed}")
+    print(*new_key(), sep="\n", flush=True)
+    print(
+        "(the key, for the client: it is not stored; and its hash, for ATTENTION_API_KEYS or its file)", file=sys.stderr
+    )
     return 0
 
 

@@ -92,6 +92,8 @@ def _finite(number: float, pointer: str, dtype: np.dtype) -> float:
 
 def _scales(scale: float | np.ndarray | None, sizes: Sizes, dtype: np.dtype) -> tuple[float, np.ndarray | None]:
     """The fields `scale` and `head_scales` of a plan. Errors: InvalidValue, InvalidArray, ShapeMismatch, Overflow."""
+    if isinstance(scale, np.ndarray) and scale.shape == (1,) != (sizes.num_heads,):
+        scale = float(scale[0])  # R writes each number as a list
     if isinstance(scale, np.ndarray):
         per_head(scale, "/scale", sizes.num_heads, dtype)
         return 1.0, scale.astype(np.float64)

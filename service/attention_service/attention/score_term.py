@@ -40,7 +40,8 @@ class Frame:
         """
         q, k = self.sizes.query_length, self.sizes.key_length
         if spec.query_offset is not None:
-            shapes = {(): "one integer", (self.sizes.batch_size,): f"({self.sizes.batch_size},)"}
+            one, b = "one integer", self.sizes.batch_size
+            shapes = {(): one, (1,): one, (b,): f"({b},)"}
             return np.atleast_1d(integers(spec.query_offset, "/query_offset", shapes))
         if q != k and spec.past_key is None:
             choices = f"0 aligns the first query with the first key, {k - q} the last with the last"

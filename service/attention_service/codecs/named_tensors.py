@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from attention_service.codecs.decoded import Decoded
+from attention_service.codecs.decoded import Body, Decoded
 from attention_service.codecs.json.limits import MAX_DEPTH
 from attention_service.codecs.json.reader import decode
 from attention_service.errors import (
@@ -24,13 +24,15 @@ from attention_service.errors import (
 # The name of the JSON text in a request, and in an answer.
 REQUEST: Final = "request"
 RESPONSE: Final = "response"
+# How the text begins that stands for a file which Git LFS keeps elsewhere (Git LFS, docs/spec.md).
+LFS: Final = b"version "
 # More than any request has.
 MAX_TENSORS: Final = 200
 # Bytes of the JSON text: reading it takes many times as much.
 MAX_TEXT: Final = 2**21
 
 
-def request_fields(tensors: Mapping[str, np.ndarray], text: bytes | None, *, quickly: bool = False) -> Decoded:
+def request_fields(tensors: Mapping[str, np.ndarray | str], text: bytes | None, *, quickly: bool = False) -> Decoded:
     """The fields of a request from its tensors and its JSON text.
 
     quickly: raise NotQuick for a text that might take more than a few milliseconds
@@ -38,7 +40,7 @@ def request_fields(tensors: Mapping[str, np.ndarray], text: bytes | None, *, qui
     Errors: FieldConflict for a field given twice, TooDeep, TooLarge, and those of the text.
     """
     if text is not None and len(text) > MAX_TEXT:
-        raise TooLarge.at("", f"{REQUEST} of at most {MAX_TEXT} bytes", str(len(text)))
+        raise TooLarge.at("", f"{quote(REQUEST)} of at most {MAX_TEXT} bytes", str(len(text)))
     decoded = decode(text, quickly=quickly) if text else Decoded({}, frozenset())
     add_dotted(decoded.fields, tensors)
     return decoded
@@ -71,6 +73,12 @@ def add_dotted(fields: dict[str, Any], values: Mapping[str, Any]) -> None:
         if last in inner:
             raise FieldConflict.at(child(pointer, last), "each field once", "it twice")
         inner[last] = value
+
+
+def check_not_lfs(body: Body) -> None:
+    """Refuse a file that Git LFS has not fetched. Errors: InvalidTensors."""
+    if bytes(body[: len(LFS)]) == LFS:
+        raise InvalidTensors.at("", "the file itself", "a pointer of Git LFS to it", "git lfs pull fetches the file")
 
 
 def check_count(count: int, what: str = "tensors") -> None:

@@ -30,6 +30,7 @@ from attention_service.codecs.named_tensors import (
     REQUEST,
     RESPONSE,
     check_count,
+    check_not_lfs,
     elements,
     request_fields,
     split_answer,
@@ -58,6 +59,10 @@ NATIVE: Final = {dtype: dtype for dtype in NPZ_TYPES} | {dtype.newbyteorder("S")
 # length of memory.
 TEXT: Final = 2**16
 TEXT_GROWTH: Final = 16
+# Of a string that is a field of its own, like the name of a layout.
+MAX_STRING: Final = 256
+# Folder of what macOS adds to archives.
+OF_MACOS: Final = "__MACOSX/"
 # Bytes of the directory: some ten times what MAX_TENSORS need.
 MAX_DIRECTORY: Final = 2**18
 DIRECTORY_GROWTH: Final = 20
@@ -98,17 +103,19 @@ class NPZCodec(Codec):
         unpacked = sum(file.file_size for file in archive.infolist())
         if unpacked > max(limit, len(body)):
             raise BodyTooLarge.at("", f"at most {limit} bytes when unpacked", f"{unpacked}", BodyTooLarge.ways_out)
-        tensors: dict[str, np.ndarray] = {}
+        tensors: dict[str, np.ndarray | str] = {}
         text = None
         for file in archive.infolist():
-            name = file.filename.removesuffix(SUFFIX)
+            if file.is_dir() or file.filename.startswith(OF_MACOS):
+                continue
+            name = file.filename.removeprefix("./").removesuffix(SUFFIX)
             content = _content(archive, file, stream)
             if name == REQUEST and text is None:
-                text = _text(_parse(content, name), _max_text(len(body)))
+                text = _text(_parse(content, name), name, _max_text(len(body)))
             elif name in tensors or name == REQUEST:
                 raise FieldConflict.at(child("", name), "each tensor once", "the same name again")
             else:
-                tensors[name] = _array(_parse(content, name), name)
+                tensors[name] = _value(_parse(content, name), name)
         return request_fields(tensors, text)
 
     def decode_bound(self, length: int, limit: int) -> int:
@@ -125,7 +132,7 @@ class NPZCodec(Codec):
             return memory  # nothing is made of it
         for file in files:
             memory += file.file_size
-            if file.filename.removesuffix(SUFFIX) == REQUEST:
+            if file.filename.removeprefix("./").removesuffix(SUFFIX) == REQUEST:
                 memory += _text_bytes(min(file.file_size, _max_text(len(body))))
         return min(memory, self.decode_bound(len(body), limit))
 
@@ -194,6 +201,7 @@ def _open(stream: _Stream) -> zipfile.ZipFile:
     try:
         archive = zipfile.ZipFile(cast(Any, stream))
     except DAMAGED as error:
+        check_not_lfs(stream.view)
         raise InvalidTensors.at("", "a zip archive", quote(str(error), 80)) from None
     stream.has_directory = True
     return archive
@@ -249,10 +257,11 @@ def _parse(content: memoryview, name: str) -> _NpyFile:
     except NO_HEADER:
         hint = NO_FLOAT8 if b"'<f1'" in start.getvalue()[:MAX_HEADER] else ""
         raise InvalidTensors.at("", f"{quote(name)} to be an npy file", "something else", hint) from None
+    is_text = dtype.kind in "SU" and dtype.itemsize > 0
     if name == REQUEST:
-        expected, known = "a string, or bytes", dtype == np.uint8 or (dtype.kind == "U" and dtype.itemsize > 0)
+        expected, known = "a string, or bytes", dtype == np.uint8 or is_text
     else:
-        expected, known = ", ".join(kind.name for kind in NPZ_TYPES), dtype in NATIVE
+        expected, known = f"{', '.join(kind.name for kind in NPZ_TYPES)}, or one string", dtype in NATIVE or is_text
     if not known:
         hints = {"|V1": NO_FLOAT8, "|V2": BY_SAFETENSORS} if name != REQUEST else {}
         raise InvalidTensors.at("", f"{quote(name)} to be of {expected}", quote(dtype.str), hints.get(dtype.str, ""))
@@ -265,8 +274,10 @@ def _parse(content: memoryview, name: str) -> _NpyFile:
     return _NpyFile(shape, fortran_order, dtype, data)
 
 
-def _array(file: _NpyFile, name: str) -> np.ndarray:
-    """The array of an npy file, in the byte order of the machine. Errors: InvalidTensors."""
+def _value(file: _NpyFile, name: str) -> np.ndarray | str:
+    """The array of an npy file, in the byte order of the machine, or its string. Errors: InvalidTensors, TooLarge."""
+    if file.dtype.kind in "SU":
+        return _text(file, name, MAX_STRING).decode()
     native = NATIVE[file.dtype]
     flat = elements(file.data, file.dtype, name)
     if file.dtype != native and flat.flags.writeable:  # it was unpacked here
@@ -274,26 +285,27 @@ def _array(file: _NpyFile, name: str) -> np.ndarray:
     return whole_words(flat.astype(native, copy=False)).reshape(file.shape, order="F" if file.fortran_order else "C")
 
 
-def _text(file: _NpyFile, limit: int) -> bytes:
-    """The JSON text in an npy file: one string, or its bytes. Errors: InvalidTensors, TooLarge."""
-    is_bytes = file.dtype == np.uint8
-    length = len(file.data) if is_bytes else len(file.data) // 4
+def _text(file: _NpyFile, name: str, limit: int) -> bytes:
+    """The text in an npy file, in UTF-8: one string, or its bytes. Errors: InvalidTensors, TooLarge."""
+    length = len(file.data) // 4 if file.dtype.kind == "U" else len(file.data)
     if length <= limit:
-        text = bytes(file.data) if is_bytes else _string(file).encode()
+        text = bytes(file.data) if file.dtype == np.uint8 else _string(file, name).encode()
         length = len(text)
     if length > limit:
-        raise TooLarge.at("", f"{REQUEST} of at most {limit} bytes when unpacked", str(length))
+        raise TooLarge.at("", f"{quote(name)} of at most {limit} bytes when unpacked", str(length))
     return text
 
 
-def _string(file: _NpyFile) -> str:
+def _string(file: _NpyFile, name: str) -> str:
     """The string of an npy file that holds one. Errors: InvalidTensors."""
     if (count := math.prod(file.shape)) != 1:
-        raise InvalidTensors.at("", f"{REQUEST} to be one string", f"{count}")
+        raise InvalidTensors.at("", f"{quote(name)} to be one string", f"{count}")
+    wide = "utf-32-be" if file.dtype.byteorder == ">" else "utf-32-le"
     try:
-        return str(file.data, "utf-32-be" if file.dtype.byteorder == ">" else "utf-32-le").rstrip("\0")
+        return str(file.data, wide if file.dtype.kind == "U" else "utf-8").rstrip("\0")
     except UnicodeDecodeError:
-        raise InvalidTensors.at("", f"{REQUEST} to be a string of Unicode", "half a surrogate, or nothing") from None
+        got = "half a surrogate, or other bytes"
+        raise InvalidTensors.at("", f"{quote(name)} to be a string of Unicode", got) from None
 
 
 def _tensor_file(tensor: np.ndarray) -> Iterator[Chunk]:

@@ -26,6 +26,7 @@ from attention_service.codecs.named_tensors import (
     REQUEST,
     RESPONSE,
     check_count,
+    check_not_lfs,
     dotted_tensors,
     elements,
     plain_fields,
@@ -138,6 +139,7 @@ def header_length(start: Body, size: int, longest: int) -> int:
         raise InvalidTensors.at("", "8 bytes of header length", "fewer than 8 bytes")
     length = int.from_bytes(start, "little")
     most = min(longest, size - 8)
+    check_not_lfs(start)
     if length > most:
         raise InvalidTensors.at(
             "", f"a header of at most {most} bytes", f"a truncated file, or a header of {length} bytes"

@@ -45,7 +45,7 @@ def decode(
     Errors: InvalidRequest of every kind, with a pointer to each argument at fault.
     """
     if not isinstance(name, str) or name not in FUNCTIONS:
-        raise InvalidValue.of("/call", "a function of docs/coming-from.md", name, near(str(name), FUNCTIONS))
+        raise InvalidValue.of("/call", f"one of {', '.join(FUNCTIONS)}", name, near(str(name), FUNCTIONS))
     function = FUNCTIONS[name]
     call = READERS[function.name](Arguments.of(name, function, given, version, untyped))
     if isinstance(call, Call):

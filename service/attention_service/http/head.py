@@ -19,7 +19,7 @@ MAX_LENGTH_DIGITS: Final = 18
 MAX_LENGTH: Final = 10**MAX_LENGTH_DIGITS
 CLOSE: Final = {"Connection": "close"}
 PORT: Final = re.compile(r":\d*$")
-VERSIONS: Final = ("1.0", "1.1", "2", "3")
+VERSIONS: Final = ("1.0", "1.1", "2", "3")  # of which 2 and 3 come from other servers than uvicorn
 
 
 class CheckHead:
@@ -92,7 +92,9 @@ def check(scope: Scope) -> ServiceError | None:
     if size > MAX_HEAD:
         return HeadTooLarge.at("", f"a request head of at most {MAX_HEAD} bytes", str(size), headers=CLOSE)
     if version not in VERSIONS:
-        return BadRequest.at("", f"HTTP in version {', '.join(VERSIONS)}", version, headers=CLOSE)
+        return BadRequest.at(
+            "", "HTTP/1.1 or HTTP/1.0", f"HTTP/{version}", "put a proxy in front for others", headers=CLOSE
+        )
     if hosts != 1 and version == "1.1":
         return BadRequest.at("", "one Host header", str(hosts), headers=CLOSE)
     if codings and (coding := b", ".join(codings)).strip().lower() != b"chunked":

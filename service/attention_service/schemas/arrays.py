@@ -28,8 +28,12 @@ ElementType = Literal[
     "bool",
     "int8",
     "uint8",
+    "int16",
+    "uint16",
     "int32",
+    "uint32",
     "int64",
+    "uint64",
     "float8_e4m3fn",
     "float8_e5m2",
     "float8_e4m3fnuz",
@@ -134,7 +138,8 @@ _integer_lists = _array_of("an integer", int)
 
 
 def _integers(value: Any) -> np.ndarray:
-    return np.array(value) if isinstance(value, int) and not isinstance(value, bool) else _integer_lists(value)
+    is_integer = type(value) is int or (type(value) is float and value.is_integer())
+    return np.array(int(value)) if is_integer else _integer_lists(value)
 
 
 def _number_or_numbers(value: Any) -> float | np.ndarray:

@@ -11,7 +11,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 from attention_service.attention.outputs import OUTPUT, OUTPUTS
 from attention_service.attention.spec import Included
 from attention_service.schemas.arrays import NumbersOrNull, Tensor
-from attention_service.schemas.request import Closed, ExtendedRequest, check_length, unwrapped
+from attention_service.schemas.closed import Closed, unwrapped
+from attention_service.schemas.request import ExtendedRequest, check_length
 from attention_service.schemas.response import AttentionResponse
 
 LogsumexpBase = Literal["e", "2"]

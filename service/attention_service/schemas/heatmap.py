@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from attention_service.schemas.request import Closed, ExtendedRequest
+from attention_service.schemas.closed import Closed
+from attention_service.schemas.request import ExtendedRequest
 
 Stage = Literal[
     "attention_weights",

@@ -11,8 +11,9 @@ from typing_extensions import TypeAliasType
 from attention_service.attention.gradients import PREFIX, gradient_names
 from attention_service.attention.outputs import OUTPUTS
 from attention_service.schemas.arrays import ProtocolTensor
+from attention_service.schemas.closed import Part
 from attention_service.schemas.layers import StoredLayer
-from attention_service.schemas.request import AttentionRequest, Part
+from attention_service.schemas.request import AttentionRequest
 from attention_service.version import MODEL, MODEL_VERSION, __version__
 
 SERVER: Final = "attention-service"

@@ -8,8 +8,9 @@ from pydantic import BeforeValidator, Field
 
 from attention_service.attention import spec
 from attention_service.schemas.arrays import Bias, NumbersOrNull, Tensor, Vector
+from attention_service.schemas.closed import Closed
 from attention_service.schemas.compare import LogsumexpBase
-from attention_service.schemas.request import Closed, Encoding
+from attention_service.schemas.request import Encoding
 from attention_service.schemas.response import Answer
 
 # Splits of a long sequence are some dozens.

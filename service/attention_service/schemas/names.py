@@ -79,7 +79,13 @@ SHORTEST: Final = 3
 
 
 def near(unknown: str, choices: Iterable[str]) -> str:
-    """Which of the values that a field may have is meant by another one, as a hint; empty where none is close.
+    """Which of the values that a field may have is meant by another one, as a hint; empty where none is close."""
+    close = nearest(unknown, choices)
+    return f"did you mean {close}?" if close else ""
+
+
+def nearest(unknown: str, choices: Iterable[str]) -> str:
+    """The value that a field may have which is close to another one; empty where none is.
 
     A value is close that is spelt alike, or that holds a whole name: weights, attention_weights.
     """
@@ -88,7 +94,7 @@ def near(unknown: str, choices: Iterable[str]) -> str:
     close = get_close_matches(key, choices, n=1, cutoff=ALIKE)
     if not close and len(key) >= SHORTEST:
         close = [choice for choice in choices if key in choice or (len(choice) >= SHORTEST and choice in key)]
-    return f"did you mean {close[0]}?" if close else ""
+    return close[0] if close else ""
 
 
 def advice(unknown: str, known: Iterable[str]) -> str:

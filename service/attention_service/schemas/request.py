@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from typing import Annotated, Any, Literal
 
-import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from attention_service.attention import spec
-from attention_service.attention.arrays import is_number
-from attention_service.errors import FieldConflict, UnknownLayer, child, describe, quote
+from attention_service.errors import FieldConflict, UnknownLayer, quote
 from attention_service.schemas.arrays import (
     Bias,
     Gate,
@@ -25,8 +23,8 @@ from attention_service.schemas.arrays import (
     Past,
     TokenLabels,
     Vector,
-    invalid_array,
 )
+from attention_service.schemas.closed import Closed, Part
 
 Encoding = Literal["list", "base64"]
 
@@ -42,52 +40,6 @@ def check_length(names: object) -> object:
     if isinstance(names, list) and len(names) > MAX_NAMES:
         raise PydanticCustomError("too_many", f"a list of at most {MAX_NAMES} names")
     return names
-
-
-def unwrapped(schema: dict[str, Any]) -> None:
-    """Join the lines of the descriptions of fields, which are docstrings, in a schema of the API document."""
-    for field in schema.get("properties", {}).values():
-        if "description" in field:  # a reference to a model has none yet
-            field["description"] = " ".join(field["description"].split())
-
-
-class Closed(BaseModel):
-    """A model that refuses unknown fields and converts no types: a number is not a string."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
-        arbitrary_types_allowed=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-        json_schema_extra=unwrapped,
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_codes(cls, fields: Any) -> Any:
-        """The fields themselves. Errors: PydanticCustomError for a code, which float() makes a number of."""
-        for name, value in fields.items() if isinstance(fields, dict) else ():
-            if isinstance(value, np.ndarray) and not value.ndim and not (value.dtype == bool or is_number(value.dtype)):
-                raise invalid_array("a number", describe(value), child("", name))
-        return fields
-
-    def given(self) -> dict[str, object]:
-        """The fields that were sent and are not null, by name; nested models as values of `spec`."""
-        fields = self.__dict__
-        return {
-            name: value.to_spec() if isinstance(value, Part) else value
-            for name in self.model_fields_set
-            if (value := fields[name]) is not None
-        }
-
-
-class Part(Closed):
-    """An object within a request."""
-
-    def to_spec(self) -> object:
-        """This object as the class of the same name in `spec`, which has the same fields."""
-        return getattr(spec, type(self).__name__)(**self.given())
 
 
 class LinearMap(Part):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import numpy as np
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from attention_service.errors import (
-    QUOTE_LENGTH,
     Fault,
     InvalidArray,
     InvalidValue,
@@ -23,7 +22,7 @@ from attention_service.errors import (
     invalid_request,
     quote,
 )
-from attention_service.schemas.names import advice, near
+from attention_service.schemas.names import advice, near, nearest
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -83,7 +82,8 @@ def _fault(model: type[BaseModel], details: ErrorDetails) -> Fault:
             return Fault(pointer, "this field", "none", code=MissingField.code)
         case "list_type":
             expected = "a valid list"
-            hint = f"write [{json.dumps(given[:QUOTE_LENGTH])}]" if isinstance(given, str) else ""
+            field = _model_at(model, details["loc"][:-1]).model_fields[str(details["loc"][-1])]
+            hint = _list_of(given, field.annotation) if isinstance(given, str) else ""
         case "model_type":
             expected = f"an object with {', '.join(_model_at(model, details['loc']).model_fields)}"
             hint = _window_for(given) if pointer == "/window" else ""
@@ -94,6 +94,20 @@ def _fault(model: type[BaseModel], details: ErrorDetails) -> Fault:
         case _:
             expected = re.sub("^(Input|List) should (be|have) ", "", details["msg"])
     return Fault(pointer, expected, describe(given), hint, InvalidValue.code)
+
+
+def _list_of(given: str, annotation: Any) -> str:
+    """The hint for a name where a list of such names is expected."""
+    choices = _names_in(annotation)
+    name = given if given in choices else nearest(given, choices)
+    return f"write [{json.dumps(name)}]" if name else ""
+
+
+def _names_in(annotation: Any) -> list[str]:
+    """All names that a field may hold, by its type."""
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    return [name for part in get_args(annotation) for name in _names_in(part)]
 
 
 def _window_for(given: Any) -> str:

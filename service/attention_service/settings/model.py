@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from pydantic import AfterValidator, ByteSize, Field, ValidationError, ValidationInfo, field_validator
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from attention_service.errors import quote
 from attention_service.runtime.machine import ROOT, cpu_count, memory_limit, memory_total
 from attention_service.settings.checks import (
     check_backend,
@@ -30,6 +32,15 @@ from attention_service.settings.keys import parse_hashes
 LEAST_MEMORY: Final = ByteSize(16 * 2**20)
 # Without a container: other programs share the memory of the machine. Memory of a container is for the service alone.
 MOST_MEMORY_OF_MACHINE: Final = ByteSize(2 * 2**30)
+# What is expected where pydantic's own words do not say it.
+EXPECTED: Final = {
+    "bool_parsing": "true or false",
+    "int_parsing": "an integer",
+    "float_parsing": "a number",
+    "byte_size": "a number of bytes, like 512MiB",
+    "byte_size_unit": "a number of bytes, like 512MiB",
+    "string_too_short": "at least 1 character",
+}
 OF_KUBERNETES: Final = re.compile("_SERVICE_(HOST|PORT)|_PORT_[0-9]+_")
 # Defaults that depend on the machine, as the table of settings shows them.
 DEFAULT_TEXTS: Final = {
@@ -303,11 +314,18 @@ def load_settings(**flags: object) -> Settings:
     try:
         return Settings(**flags)  # type: ignore[arg-type]  # pydantic checks them
     except ValidationError as error:
-        for found in error.errors(include_url=False, include_input=False):
-            name = str(found["loc"][0]).upper()
-            reason = "Input should be 'true' or 'false'" if found["type"] == "bool_parsing" else found["msg"]
-            sys.stderr.write(f"ATTENTION_{name}: {reason.removeprefix('Value error, ')}\n")
+        for found in error.errors(include_url=False):
+            sys.stderr.write(f"ATTENTION_{str(found['loc'][0]).upper()}: {_reason(found)}\n")
         raise SystemExit(2) from None
+
+
+def _reason(found: ErrorDetails) -> str:
+    """Why a setting is not valid. The errors of validators say it themselves, without what may be secret."""
+    if found["type"] == "value_error":
+        return found["msg"].removeprefix("Value error, ")
+    plain = re.sub("^(Input|String) should (be|have) ", "", found["msg"])
+    expected = EXPECTED.get(found["type"], plain)
+    return f"expected {expected}, got {quote(str(found['input']))}"
 
 
 def table() -> str:

@@ -129,7 +129,7 @@ class Segments(ScoreTerm):
 
 def _real_tokens(lengths: np.ndarray, pointer: str, batch: int, length: int) -> np.ndarray:
     """Which of (b or 1, l) tokens are not padding. Errors: InvalidArray, ShapeMismatch."""
-    counts = integers(lengths, pointer, {(): "one integer", (batch,): f"({batch},)"})
+    counts = integers(lengths, pointer, {(): "one integer", (1,): "one integer", (batch,): f"({batch},)"})
     within(counts, 0, length, pointer)
     real: np.ndarray = np.arange(length) < np.atleast_1d(counts)[:, None]
     return real

@@ -65,11 +65,12 @@ def _document(text: str) -> Any:
     """A JSON text with None in the place of numbers, and faults in the place of the first `MAX_FAULTS` wrong ones."""
     numbers = count(MAX_FAULTS, -1)
 
-    def fault(kind: type[ServiceError], expected: str, got: str) -> Fault | None:
-        return Fault("", expected, got, code=kind.code) if next(numbers) > 0 else None
+    def fault(kind: type[ServiceError], expected: str, got: str, hint: str = "") -> Fault | None:
+        return Fault("", expected, got, hint, kind.code) if next(numbers) > 0 else None
 
     def parse_constant(token: str) -> Fault | None:
-        return fault(InvalidJSON, "a finite number", token)
+        hint = "in a bias, null is minus infinity" if token.startswith("-") else ""
+        return fault(InvalidJSON, "a finite number", token, hint)
 
     def parse_float(token: str) -> Fault | None:
         fits = math.isfinite(float(token))

@@ -27,7 +27,8 @@ TOP: Final = ("top_weights.indices", "top_weights.values")
 OUTPUTS: Final = (ALWAYS, *get_args(Output), *gradient_names(), *TOP)
 NAMED: Final = [name for name in OUTPUTS if not name.startswith("grad_")]
 # Parameters are scalars, so that lists of names come as one string.
-NAME_LISTS: Final = ("include", "query_tokens", "key_tokens")
+LABELS: Final = ("query_tokens", "key_tokens")
+NAME_LISTS: Final = ("include", *LABELS)
 # Parameters for the schedulers of other servers and for gateways. They are accepted, and change nothing.
 IGNORED: Final = frozenset(
     {"content_type", "headers", "priority", "sequence_end", "sequence_id", "sequence_start", "timeout"}
@@ -45,7 +46,7 @@ def assembled(
     """
     parameters = parameters_of(request, "")
     fields: dict[str, Any] = {}
-    add_dotted(fields, tensors)
+    add_dotted(fields, _with_labels(tensors))
     add_dotted(fields, _options(parameters))
     if model != MODEL:
         if fields.get("layer") is not None:
@@ -63,6 +64,17 @@ def assembled(
     )
     unread = unread_names(chain([("", request)], places), "the parameters of the request")
     return Decoded(fields, frozenset(), outputs, unread)
+
+
+def _with_labels(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The tensors, with labels of shape (n, 1) as n labels if there is no batch: the strings of MLServer's codec."""
+    is_batched = any(np.ndim(tensors.get(name, ())) > 2 for name in ("query", "key", "input", "context"))
+    columns = {name: tensors[name] for name in LABELS if name in tensors and not is_batched}
+    return {**tensors} | {
+        name: [label for (label,) in rows]
+        for name, rows in columns.items()
+        if all(isinstance(row, list) and len(row) == 1 for row in rows)
+    }
 
 
 def _options(parameters: Mapping[str, Any]) -> dict[str, Any]:

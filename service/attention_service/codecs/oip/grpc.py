@@ -48,6 +48,7 @@ CONTENTS: Final[dict[str, tuple[str, int]]] = {
     **dict.fromkeys(("INT8", "INT16", "INT32"), ("int_contents", 2)),
     "INT64": ("int64_contents", 3),
     **dict.fromkeys(("UINT8", "UINT16", "UINT32"), ("uint_contents", 4)),
+    "UINT64": ("uint64_contents", 5),
     "FP32": ("fp32_contents", 6),
     "FP64": ("fp64_contents", 7),
     BYTES: ("bytes_contents", 8),
@@ -233,7 +234,7 @@ def _typed(contents: Any, filled: list[str], head: Head) -> Input:
     if head.datatype == BYTES:
         return head, [text(element, pointer) for element in elements], pointer
     dtype = PROTOCOL_TYPES[head.datatype]
-    plain = np.dtype(np.int64) if dtype.kind in "iu" else dtype  # whose overflow is found later
+    plain = np.dtype(dtype.kind + "8") if dtype.kind in "iu" else dtype  # whose overflow is found later
     return head, np.fromiter(elements, plain, len(elements)), pointer
 
 

@@ -29,7 +29,7 @@ from attention_service.codecs.oip.tensors import (
     parameters_of,
     tensors_of,
 )
-from attention_service.errors import InvalidTensors
+from attention_service.errors import InvalidJSON, InvalidTensors
 from attention_service.version import MODEL, MODEL_VERSION
 
 OCTETS: Final = "application/octet-stream"
@@ -45,9 +45,10 @@ COPIES: Final = 2
 # Bytes for each byte of strings after the JSON, of which the shortest take five, and for each of these strings.
 STRINGS: Final = 16
 STRING: Final = 96
-# A datatype may be written with escapes.
 # Strings that are decoded within a few milliseconds.
 QUICK_STRINGS: Final = 2**14
+HOLDS_SIZES: Final = re.compile(BINARY_SIZE.encode())
+# A datatype may be written with escapes.
 HOLDS_STRINGS: Final = re.compile(rb"BYTES|\\")
 
 
@@ -77,7 +78,14 @@ class HTTPCodec(Codec):
             raise InvalidTensors.at("", expected, str(self._head))
         whole = memoryview(body)
         text, tail = whole[: self._head], whole[len(body) if self._head is None else self._head :]
-        request = reader.decode(text, quickly=quickly).fields
+        try:
+            request = reader.decode(text, quickly=quickly).fields
+        except InvalidJSON:
+            if self._head is None and HOLDS_SIZES.search(whole):
+                raise InvalidTensors.at(
+                    "", "the length of the JSON in Inference-Header-Content-Length", "none"
+                ) from None
+            raise
         inputs = _inputs(request.get("inputs"), tail)
         return assembled(request, tensors_of(_few_strings(inputs) if quickly else inputs), model=self._model)
 

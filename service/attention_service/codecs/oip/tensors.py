@@ -133,11 +133,12 @@ def text(data: bytes | memoryview, pointer: str) -> str:
 def _from_elements(data: Any, head: Head, pointer: str) -> Any:
     """A tensor from its elements: flat, or nested as the shape says. Errors: InvalidTensors, Overflow."""
     array = _to_array(data, head) if isinstance(data, list) else data
-    wanted, kinds = {BYTES: ("strings", "O"), "BOOL": ("true or false", "b")}.get(
-        head.datatype, ("integers", "iu") if "INT" in head.datatype else ("numbers", "iuf")
+    wanted, kinds, types = {BYTES: ("strings", "O", (str,)), "BOOL": ("true or false", "b", (bool,))}.get(
+        head.datatype, ("integers", "iu", (int,)) if "INT" in head.datatype else ("numbers", "iuf", (int, float))
     )
     if not isinstance(array, np.ndarray) or (array.size and array.dtype.kind not in kinds):
-        raise InvalidTensors.of(pointer, f"{wanted} for {head.datatype}", array)
+        place, got = _first_other(array, types, pointer)
+        raise InvalidTensors.of(place, f"{wanted} for {head.datatype}", got)
     if array.size != head.size:
         raise InvalidTensors.at(pointer, f"{head.size} elements of shape {shape(head.shape)}", str(array.size))
     if array.ndim > 1 and array.shape != head.shape:
@@ -146,6 +147,18 @@ def _from_elements(data: Any, head: Head, pointer: str) -> Any:
     if head.datatype == BYTES:
         return array.reshape(head.shape).tolist()
     return _typed(array, PROTOCOL_TYPES[head.datatype], pointer).reshape(head.shape)
+
+
+def _first_other(data: Any, types: tuple[type, ...], pointer: str) -> tuple[str, Any]:
+    """The place of the first element that is of none of the types, and the element; the data if there is no such."""
+    for i, item in enumerate(data if isinstance(data, list) else ()):
+        if isinstance(item, list):
+            place, found = _first_other(item, types, f"{pointer}/{i}")
+            if found is not item:
+                return place, found
+        elif type(item) not in types:
+            return f"{pointer}/{i}", item
+    return pointer, data
 
 
 def _to_array(items: list[Any], head: Head) -> np.ndarray | list[Any]:

@@ -1,0 +1,141 @@
+"""What languages and tools write in the place of plain values: numbers as arrays or lists, strings as bytes."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from typing import Any, Final
+
+import httpx
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from tests.helpers.wire import JSON, NPZ, SAFETENSORS, typed_array, write
+
+X: Final = np.array([[1.0, 2.0], [0.5, -1.0], [3.0, 0.25]])
+# A request, and ways in which others write its options.
+PLAIN: Final = {"num_heads": 2, "is_causal": True, "scale": 0.5, "query_offset": 1, "softcap": 2.0, "layout": "ld"}
+WINDOW: Final = {"left": 1}
+LISTS: Final = {name: [value] for name, value in PLAIN.items()}
+JSON_FORMS: Final[dict[str, dict[str, Any]]] = {
+    "whole floats": PLAIN | {"num_heads": 2.0, "query_offset": 1.0, "window": {"left": 1.0}},
+    "lists of one, as R": LISTS | {"window": {"left": [1]}},
+    "lists of one float": LISTS | {"num_heads": [2.0], "query_offset": [1.0], "window": {"left": [1.0]}},
+}
+INFER: Final = "/v2/models/attention/infer"
+
+
+def posted(client: httpx.Client, body: bytes, media_type: str, path: str = "/attention") -> httpx.Response:
+    return client.post(path, content=body, headers={"Content-Type": media_type, "Accept": JSON})
+
+
+@pytest.fixture(scope="module")
+def expected(client: httpx.Client) -> Any:
+    answer = posted(client, write({"input": X.tolist(), "window": WINDOW} | PLAIN, JSON), JSON)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["output"]
+
+
+@pytest.mark.parametrize("form", JSON_FORMS)
+def test_json_of_other_languages(form: str, client: httpx.Client, expected: Any) -> None:
+    answer = posted(client, json.dumps({"input": X.tolist()} | JSON_FORMS[form]).encode(), JSON)
+    assert answer.json().get("output") == expected, answer.text
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_options_as_arrays(shape: tuple[int, ...], client: httpx.Client, expected: Any) -> None:
+    """As `np.savez(file, input=x, is_causal=True)` writes them; safetensors has no strings."""
+    arrays = {name: np.full(shape, value) for name, value in PLAIN.items()}
+    arrays |= {"input": X, "window.left": np.full(shape, 1.0)}
+    stream = io.BytesIO()
+    np.savez(stream, **arrays)  # type: ignore[arg-type]  # names of arrays, which numpy's stubs take for its options
+    answer = posted(client, stream.getvalue(), NPZ)
+    assert answer.json().get("output") == expected, answer.text
+    del arrays["layout"]
+    if shape:  # safetensors.numpy.save writes no array without axes
+        answer = posted(client, bytes(safetensors.numpy.save(arrays)), SAFETENSORS)
+        assert answer.json().get("output") == expected, answer.text
+
+
+def test_several_values_are_no_single_one(client: httpx.Client) -> None:
+    for value in ([2, 2], [], [[2], [2]]):
+        answer = posted(client, json.dumps({"input": X.tolist(), "num_heads": value}).encode(), JSON)
+        assert answer.status_code == 422
+        assert answer.json()["errors"][0]["pointer"] == "/num_heads"
+    for name, other in {"num_heads": 1.5, "query_offset": 0.5, "is_causal": 1, "softcap": True}.items():
+        answer = posted(client, json.dumps({"input": X.tolist(), name: [other]}).encode(), JSON)
+        assert answer.status_code == 422, name
+        assert answer.json()["errors"][0]["pointer"].startswith(f"/{name}")
+
+
+@pytest.mark.parametrize("kind", [np.str_, np.bytes_, lambda text: np.frombuffer(text.encode(), np.uint8)])
+def test_json_text_of_npz_as_string_and_as_bytes(kind: Any, client: httpx.Client, expected: Any) -> None:
+    stream = io.BytesIO()
+    np.savez(stream, input=X, request=kind(json.dumps(PLAIN | {"window": WINDOW})))
+    answer = posted(client, stream.getvalue(), NPZ)
+    assert answer.json().get("output") == expected, answer.text
+
+
+def test_archives_of_folders(client: httpx.Client, expected: Any) -> None:
+    """As `zip -r request.npz .` makes them, and Finder of macOS."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("./", b"")
+        for name, array in {"input": X, "request": np.array(json.dumps(PLAIN | {"window": WINDOW}))}.items():
+            content = io.BytesIO()
+            np.save(content, array)
+            archive.writestr(f"./{name}.npy", content.getvalue())
+        archive.writestr("__MACOSX/._input.npy", b"\0\5\26\7")
+    answer = posted(client, stream.getvalue(), NPZ)
+    assert answer.json().get("output") == expected, answer.text
+
+
+INTEGERS: Final = {"I16": "<i2", "U16": "<u2", "U32": "<u4", "U64": "<u8"}
+
+
+@pytest.mark.parametrize("code", INTEGERS)
+def test_every_size_of_integers(code: str, client: httpx.Client) -> None:
+    array = np.array([[1, 2], [3, 5]], INTEGERS[code])
+    plain = posted(client, write({"input": array.tolist(), "select_queries": [1]}, JSON), JSON).json()["output"]
+    fields = {"input": array, "select_queries": np.array([1], INTEGERS[code])}
+    for media_type in (NPZ, SAFETENSORS):
+        answer = posted(client, write(fields, media_type), media_type)
+        assert answer.json().get("output") == plain, (media_type, answer.text)
+    typed = {name: typed_array(one) for name, one in fields.items()}
+    assert posted(client, json.dumps(typed).encode(), JSON).json().get("output") == plain
+    datatype = code.replace("U", "UINT").replace("I16", "INT16")
+    inputs = [
+        {"name": name, "shape": one.shape, "datatype": datatype, "data": one.tolist()} for name, one in fields.items()
+    ]
+    answer = posted(client, json.dumps({"inputs": inputs}).encode(), JSON, INFER)
+    assert answer.json()["outputs"][0]["data"] == np.ravel(plain).tolist(), answer.text
+
+
+def test_strings_of_mlserver(client: httpx.Client) -> None:
+    """Its codec gives n strings the shape [n, 1]."""
+    labels = {"name": "query_tokens", "shape": [3, 1], "datatype": "BYTES", "data": ["a", "b", "c"]}
+    for shape in ([3, 2], [3, 1, 2]):  # three tokens; three entries of one token, which have these labels as they are
+        inputs = [{"name": "input", "shape": shape, "datatype": "FP64", "data": X.ravel().tolist()}, labels]
+        answer = posted(client, json.dumps({"inputs": inputs}).encode(), JSON, INFER)
+        assert answer.status_code == 200, answer.text
+
+
+POINTER: Final = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "media_type", "path", "words"),
+    [
+        (POINTER, SAFETENSORS, "/attention", "a pointer of Git LFS to it (git lfs pull fetches the file)"),
+        (POINTER, NPZ, "/attention", "a pointer of Git LFS to it (git lfs pull fetches the file)"),
+        (b'{"input": [[1]], "include": "weights"}', JSON, "/attention", '(write ["attention_weights"])'),
+        (b'{"input": [[1]], "bias": [[-Infinity]]}', JSON, "/attention", "(in a bias, null is minus infinity)"),
+        (b'{"call": "vllm.paged", "arguments": {}}', JSON, "/attention", "vllm.attention, got string 'vllm.paged'"),
+    ],
+)
+def test_what_a_user_can_do_about_it(body: bytes, media_type: str, path: str, words: str, client: httpx.Client) -> None:
+    answer = posted(client, body, media_type, path)
+    assert answer.status_code in (400, 422)
+    assert words in answer.json()["detail"]

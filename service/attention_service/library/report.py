@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from html import escape
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from pydantic import PrivateAttr
@@ -19,6 +19,9 @@ from attention_service.comparison.places import plural_of
 from attention_service.comparison.report import make_report
 from attention_service.comparison.text import as_text
 from attention_service.schemas.compare import CompareReport
+
+if TYPE_CHECKING:  # drawing is imported when it is asked for
+    from attention_service.render.drawing import Drawing
 
 # Hypotheses that `repr` names, at most.
 NAMED: Final = 3
@@ -78,8 +81,16 @@ class Report(CompareReport):
 
     def _repr_html_(self) -> str:
         """What Jupyter, VS Code and Colab show."""
-        picture = "" if self._wrong is None else f"<div>{_picture(self._wrong)}</div>"
+        from attention_service.render.svg import to_svg
+
+        picture = "" if self._wrong is None else f"<div>{to_svg(_picture(self._wrong))}</div>"
         return f"{picture}<pre>{escape(str(self))}</pre>"
+
+    def _repr_png_(self) -> bytes | None:
+        """What notebooks show as LaTeX and PDF, which take no HTML."""
+        from attention_service.render.png import to_png
+
+        return None if self._wrong is None else to_png(_picture(self._wrong))
 
 
 @np.errstate(all="ignore")
@@ -107,14 +118,13 @@ def _wrong(comparison: Comparison) -> Wrong | None:
     return Wrong(f"{title}{said}", grid)
 
 
-def _picture(wrong: Wrong) -> str:
-    """The picture as SVG."""
+def _picture(wrong: Wrong) -> Drawing:
+    """The picture."""
     from attention_service.render.drawing import Cells, Drawing, Shape, Text, text_width
-    from attention_service.render.svg import to_svg
 
     rows, columns = wrong.grid.shape
     cell = max(2, SIDE // max(rows, columns, SIDE // 16))
     pixels = COLOURS[np.digitize(wrong.grid, (CORRECT, IMPRECISE), right=True)]
     shapes: list[Shape] = [Text(0, 14, wrong.title, 12), Cells(0, 22, pixels, cell)]
     width = max(text_width(wrong.title, 12), columns * cell)
-    return to_svg(Drawing(width, 24 + rows * cell, wrong.title, shapes))
+    return Drawing(width, 24 + rows * cell, wrong.title, shapes)

@@ -185,13 +185,22 @@ class AttentionResult(Result, Mapping[str, Any]):
 
         Where the result has the weights that are drawn, they are not computed again.
         """
-        text = f"<pre>{escape(repr(self))}</pre>"
+        picture = self._picture()
+        return f"{'' if picture is None else picture.html}<pre>{escape(repr(self))}</pre>"
+
+    def _repr_png_(self) -> bytes | None:
+        """What notebooks show as LaTeX and PDF, which take no HTML."""
+        picture = self._picture()
+        return None if picture is None else picture.png
+
+    def _picture(self) -> Heatmap | None:
+        """The picture that notebooks show; None if it would take seconds."""
         if self._plan.score_count > SHOWN:
-            return text
+            return None
         from attention_service.render.heatmap import Heatmap
         from attention_service.render.options import Options
 
-        return f"{Heatmap.of(replace(self._drawn(Options(), None), returned=self)).html}{text}"
+        return Heatmap.of(replace(self._drawn(Options(), None), returned=self))
 
     def _missing(self, name: object) -> str:
         """The message of an error for a name that is not there."""

@@ -86,6 +86,10 @@ function asPicture(what) {
 	return addressOf(new XMLSerializer().serializeToString(copy), "image/svg+xml");
 }
 
+// The chunk of a PNG file that says 300 pixels to the inch, which a canvas does not write, and the bytes before it.
+const PHYS = new Uint8Array([0, 0, 0, 9, 112, 72, 89, 115, 0, 0, 46, 35, 0, 0, 46, 35, 1, 120, 165, 63, 118]);
+const HEADER = 33;
+
 /** @type {savePicture} */
 export const savePicture = async ({ target }) => {
 	const picture = asPicture(find("save-what").value);
@@ -95,7 +99,8 @@ export const savePicture = async ({ target }) => {
 	const [width, height] = [image.width, image.height].map((side) => (side * 300) / 96);
 	const canvas = make("canvas", { width, height });
 	canvas.getContext("2d")?.drawImage(image, 0, 0, width, height);
-	download("attention.png", canvas.toDataURL());
+	const png = fromBase64(canvas.toDataURL().split(",")[1]);
+	download("attention.png", URL.createObjectURL(new Blob([png.slice(0, HEADER), PHYS, png.slice(HEADER)])));
 };
 
 /** @param {string} path */

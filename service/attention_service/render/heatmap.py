@@ -155,3 +155,7 @@ class Heatmap:
     def _repr_html_(self) -> str:
         """What Jupyter, VS Code and Colab show."""
         return self.html
+
+    def _repr_png_(self) -> bytes:
+        """What notebooks show as LaTeX and PDF, which take no HTML."""
+        return self.png

@@ -18,6 +18,7 @@ from attention_service.render.layout import drawn_pixels, least_width
 from attention_service.render.options import Options
 from attention_service.render.picture import Picture, picture_plan, whole_plan
 from attention_service.render.png import MAX_SIDE
+from attention_service.render.svg import MOST_A_SIDE, MOST_PIXELS
 from attention_service.schemas.heatmap import HeatmapOptions, HeatmapRequest
 
 # Bytes for each cell of all panels: numbers, bits, counts, and pixels; and for each pixel of a PNG.
@@ -47,9 +48,12 @@ class HeatmapOperation(Operation[HeatmapRequested, str, Picture]):
         sizes, chosen = plan.sizes, plan.selection.heads
         heads = sizes.num_heads if chosen is None else len(chosen)
         rows, columns = min(sizes.query_length, most), min(sizes.key_length, most) + 2
-        pixels = _pixels(request.options, heads, rows, columns) if encoder == PNG else 0
+        cells = heads * rows * columns
+        pixels = min(MOST_PIXELS, MOST_A_SIDE**2 * cells)
+        if encoder == PNG:
+            pixels = _pixels(request.options, heads, rows, columns)
         lines = LINE_BYTES * (heads * sizes.query_length + sizes.key_length)
-        drawing = lines + CELL_BYTES * heads * rows * columns + PIXEL_BYTES * pixels
+        drawing = lines + CELL_BYTES * cells + PIXEL_BYTES * pixels
         memory = SMALL + self._computing_bytes(request) + drawing
         return Cost(math.inf, memory, memory, encodes_inline=False)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 from typing import Final
 from xml.sax.saxutils import escape, quoteattr
 
@@ -13,6 +14,9 @@ from attention_service.render.drawing import COLOURS, Box, Cells, Colour, Drawin
 from attention_service.schemas.heatmap import Theme
 
 CLASS: Final = "attention-heatmap"
+# Pixels of a cell to each side, and of all cells of an image: PNG packs repeated ones to nearly nothing.
+MOST_A_SIDE: Final = 8
+MOST_PIXELS: Final = 2**21
 FONTS: Final = "system-ui, -apple-system, 'Segoe UI', 'Noto Sans', sans-serif"
 
 
@@ -72,9 +76,12 @@ def _text(text: Text) -> str:
 
 
 def _cells(cells: Cells) -> str:
+    """The cells as an image with several pixels for each: few programs but browsers know image-rendering."""
     rows, columns = cells.pixels.shape[:2]
+    side = max(1, min(MOST_A_SIDE, math.isqrt(MOST_PIXELS // (rows * columns))))
+    image = Image.fromarray(cells.pixels, "RGBA").resize((columns * side, rows * side), Image.Resampling.NEAREST)
     size = (("x", cells.x), ("y", cells.y), ("width", columns * cells.cell), ("height", rows * cells.cell))
-    data = base64.b64encode(png_bytes(Image.fromarray(cells.pixels, "RGBA"))).decode("ascii")
+    data = base64.b64encode(png_bytes(image)).decode("ascii")
     return (
         f'<image {_attributes(size)} preserveAspectRatio="none" style="image-rendering:pixelated" '
         f'href="data:image/png;base64,{data}"/>'

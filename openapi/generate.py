@@ -49,6 +49,7 @@ from attention_service.settings import Settings, table
 ROOT = Path(__file__).resolve().parent.parent
 CASES = ROOT / "tests" / "cases"
 PAGE = ROOT / "service" / "attention_service" / "page"
+PROTOCOLS = ("inference.proto", "health.proto")
 INFERENCE = ROOT / "service" / "attention_service" / "codecs" / "oip"
 # Characters of a line of the examples, unless an array takes more.
 LINE = 120
@@ -143,13 +144,13 @@ def promised() -> str:
 
 
 def compiled() -> bytes:
-    """inference.proto in the form that protobuf's library reads."""
+    """The protocols of gRPC in the form that protobuf's library reads."""
     from grpc_tools import protoc
 
     with TemporaryDirectory() as folder:
         file = Path(folder, "set")
-        if protoc.main(["protoc", f"-I{INFERENCE}", f"--descriptor_set_out={file}", "inference.proto"]):
-            sys.exit("inference.proto cannot be compiled")
+        if protoc.main(["protoc", f"-I{INFERENCE}", f"--descriptor_set_out={file}", *PROTOCOLS]):
+            sys.exit(f"{' or '.join(PROTOCOLS)} cannot be compiled")
         return file.read_bytes()
 
 

@@ -85,6 +85,18 @@ def test_calls_need_a_valid_key() -> None:
         assert server.infer(SMALL, metadata=metadata)["output"].tolist() == [[0.5, 0.5], [0.5, 0.5]]
 
 
+def test_health_is_checked_as_grpc_has_it() -> None:
+    """As probes of Kubernetes and Envoy do (grpc.health.v1), which have no key."""
+    hashed = f"sha256:{hashlib.sha256(KEY.encode()).hexdigest()}"
+    with remote(api_keys=hashed) as server:
+        check: Any = server.channel.unary_unary("/grpc.health.v1.Health/Check")
+        assert check(b"") == b"\x08\x01"  # the first field: SERVING
+        assert check(b"\x0a\x09inference") == b"\x08\x01"
+        server.app.state.engine.stopping = True
+        assert check(b"") == b"\x08\x02"  # NOT_SERVING
+        server.app.state.engine.stopping = False
+
+
 def test_requests_are_counted_by_protocol() -> None:
     with remote() as server:
         for _ in range(3):

@@ -110,8 +110,8 @@ def tensor_body(model: type[BaseModel], examples: str) -> dict[str, Any]:
 
 def heatmap_answer() -> Responses:
     """The 200 response of POST /attention/heatmap: a picture."""
-    svg = {"schema": {"type": "string"}}
-    return {200: {"content": {SVG: svg} | {PNG: _binary("A PNG image.")}}}
+    # Any: XML is no JSON string, and validators that parse it by its media type would refuse it.
+    return {200: {"content": {SVG: {"schema": {}}} | {PNG: _binary("A PNG image.")}}}
 
 
 def tensor_answer(example: str | None) -> Responses:

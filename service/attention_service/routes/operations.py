@@ -79,7 +79,7 @@ async def describe_problem(code: str = Path(description="A problem code, for exa
     summary="Metrics for Prometheus",
     response_class=Response,
     response_description="Metrics in the text format of Prometheus, summed over all workers.",
-    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    responses={200: {"content": {"text/plain": {"schema": {}}}}},
 )
 async def get_metrics(request: Request) -> Response:
     """Returns counters and histograms since the start, and gauges of the current state (docs/operations.md)."""

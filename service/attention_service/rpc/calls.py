@@ -99,10 +99,12 @@ class Calls:
         self._tracing = tracing
         self._running: set[asyncio.Task[Any]] = set()
 
-    async def answer(self, path: str, operation: str, method: Method, requests: object, context: Any) -> None:
+    async def answer(
+        self, path: str, operation: str, method: Method, needs_key: bool, requests: object, context: Any
+    ) -> None:
         """Answer one call of a method.
 
-        path: the method as the client named it; operation: its label in the metrics
+        path: the method as the client named it; operation: its label in the metrics; needs_key: if there are keys
         requests: the stream of messages, unused, as `context.read()` receives the only one
         """
         call = Call(context, self._engine.start(), path)
@@ -115,7 +117,7 @@ class Calls:
         task.add_done_callback(self._running.discard)  # only then has gRPC sent the status
         with call.execution.lease:
             try:
-                await self._answer(call, method)
+                await self._answer(call, method, needs_key)
             finally:
                 if self._metrics is not None:
                     self._metrics.request_answered(call.record)
@@ -128,10 +130,11 @@ class Calls:
         if self._running:
             await asyncio.wait(self._running, timeout=seconds)
 
-    async def _answer(self, call: Call, method: Method) -> None:
+    async def _answer(self, call: Call, method: Method, needs_key: bool) -> None:
         """Send the answer or the error of a call."""
         try:
-            self._authenticate(call)
+            if needs_key:
+                self._authenticate(call)
             message = await method(call)
             call.context.set_trailing_metadata(call.trailers())
             # Until it is on its way: a client that is slow to take it holds its memory.

@@ -11,7 +11,7 @@ from google.protobuf.json_format import ParseDict
 
 from attention_service.codecs.oip import check_model
 from attention_service.codecs.oip.grpc import GRPCCodec, parse
-from attention_service.codecs.oip.messages import MESSAGES
+from attention_service.codecs.oip.messages import HEALTH, MESSAGES, SERVICE
 from attention_service.errors import BadRequest, Busy, LayerUnavailable, MethodNotAllowed, TooSlow, drop_tracebacks
 from attention_service.observability.requests import ComputedRequest
 from attention_service.pipeline.deadline import Deadline
@@ -29,9 +29,9 @@ RECEIVING_SHARE: Final = 4
 
 
 class Inference:
-    """The methods by their names. Those without parameters receive no message.
+    """The methods by their paths. Those without parameters receive no message.
 
-    refusing: True once the server stops and accepts no inference any longer
+    open_methods: need no key; refusing: True once the server stops and accepts no inference any longer
     """
 
     def __init__(self, settings: Settings, engine: Engine) -> None:
@@ -40,7 +40,7 @@ class Inference:
         self.refusing = False
         largest = COPIES * settings.max_body_bytes
         self._receiving = asyncio.Semaphore(max(1, engine.admission.memory // (RECEIVING_SHARE * largest)))
-        self.methods: dict[str, Method] = {
+        methods: dict[str, Method] = {
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
             "ModelReady": self._model_ready,
@@ -48,10 +48,17 @@ class Inference:
             "ModelMetadata": self._model_metadata,
             "ModelInfer": self._infer,
         }
+        self.methods = {f"/{SERVICE}/{name}": method for name, method in methods.items()}
+        self.open_methods = {f"/{HEALTH}/Check": self._check_health}
 
     async def unknown(self, call: Call) -> bytes:
         """Refuse a method that does not exist. Errors: MethodNotAllowed."""
-        raise MethodNotAllowed.at("", f"a method among {', '.join(self.methods)}", "another")
+        names = ", ".join(path.rpartition("/")[2] for path in self.methods)
+        raise MethodNotAllowed.at("", f"a method among {names}", "another")
+
+    async def _check_health(self, call: Call) -> bytes:
+        """Health checking of gRPC: of the whole server, whatever service the message names, which is not received."""
+        return _written("HealthCheckResponse", status="SERVING" if await self._is_ready() else "NOT_SERVING")
 
     async def _server_live(self, call: Call) -> bytes:
         try:

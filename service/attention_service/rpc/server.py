@@ -107,10 +107,10 @@ class RPC(grpc.GenericRpcHandler):
         be parsed with INTERNAL. On the wire a stream of one message is the same.
         """
         path = handler_call_details.method
-        prefix = f"/{SERVICE}/"
-        method = self._inference.methods.get(path.removeprefix(prefix)) if path.startswith(prefix) else None
+        free = self._inference.open_methods.get(path)
+        method = free or self._inference.methods.get(path)
         operation = "other" if method is None else path
-        run = partial(self._calls.answer, path, operation, method or self._inference.unknown)
+        run = partial(self._calls.answer, path, operation, method or self._inference.unknown, free is None)
         return grpc.stream_stream_rpc_method_handler(run)
 
 

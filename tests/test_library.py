@@ -112,6 +112,7 @@ def test_names_of_other_libraries_are_translated() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
+        ({"query_tokens": ["\ud800"]}, "/query_tokens/0: expected Unicode text, got half a surrogate pair"),
         ({"include": "scores"}, '/include: expected a valid list, got string .scores. (write ["scores"])'),
         (
             {"window": 3},

@@ -7,9 +7,10 @@ in it), and only then is it looked at number by number, to say which one.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, Field, PlainValidator, RootModel
@@ -21,6 +22,7 @@ from attention_service.errors import describe
 
 # More axes than any field has; deeper lists are not worth a closer look.
 MAX_RANK = 8
+HALF_PAIR: Final = re.compile("[\ud800-\udfff]")
 # The hint for a mask of 0 and 1: libraries do not agree which of them hides.
 FLAGS = "if 1 means takes part, send true for 1 and false for 0; else the other way round"
 
@@ -188,8 +190,11 @@ def _labels(value: Any) -> tuple[Any, ...]:
         if nested and not isinstance(item, list):
             raise invalid_array("an array of strings", describe(item), f"/{i}")
         for j, label in enumerate(item if nested else [item]):
+            at = f"/{i}/{j}" if nested else f"/{i}"
             if not isinstance(label, str):
-                raise invalid_array("a string", describe(label), f"/{i}/{j}" if nested else f"/{i}")
+                raise invalid_array("a string", describe(label), at)
+            if not label.isascii() and HALF_PAIR.search(label):  # only Python has such strings
+                raise invalid_array("Unicode text", "half a surrogate pair", at)
     return tuple(tuple(row) for row in value) if nested else tuple(value)
 
 

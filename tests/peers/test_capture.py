@@ -10,8 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AttentionInterface, AutoModel, AutoTokenizer
-from transformers.masking_utils import flash_attention_mask, sdpa_mask, sliding_window_causal_mask_function
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModel, AutoTokenizer, DynamicCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import (
+    eager_mask,
+    flash_attention_mask,
+    sdpa_mask,
+    sliding_window_causal_mask_function,
+)
+from transformers.models.llama.modeling_llama import eager_attention_forward
 
 import attention_service.transformers
 from attention_service.transformers import Captured, UnsupportedCall, capture
@@ -529,6 +536,81 @@ def test_an_unknown_implementation_is_refused() -> None:
     query = torch.zeros(1, 1, 2, 4)
     with pytest.raises(UnsupportedCall, match="my_kernel"):
         with_rows("my_kernel", call_of(Layer(), query, query, query, None, {}), [0], None)
+
+
+@pytest.mark.parametrize(
+    ("function", "masks"), [(sdpa_attention_forward, sdpa_mask), (eager_attention_forward, eager_mask)]
+)
+def test_an_implementation_of_ones_own_hides_by_its_masks(function: Any, masks: Any) -> None:
+    name = f"own_{masks.__name__}"
+    AttentionInterface.register(name, function)
+    AttentionMaskInterface.register(name, masks)
+    try:
+        model = tiny_model("llama")
+        inputs = {"input_ids": TOKENS, "attention_mask": padding("left")}
+        eager = shown_by_eager(model, **inputs)
+        captured, _ = run(model, name, {}, **inputs)
+        # sdpa gives queries without a key other weights than eager.
+        seen = padding("left").bool()[:, None, :, None].numpy()
+        for layer, found in captured.items():
+            np.testing.assert_allclose(found.attention_weights * seen, eager.attentions[layer] * seen, atol=1e-5)
+        assert len(captured) == 2
+    finally:
+        AttentionInterface._global_mapping.pop(name)
+        AttentionMaskInterface._global_mapping.pop(name)
+
+
+@pytest.mark.parametrize(
+    ("implementation", "argument"),
+    [
+        ("eager", {"softcap": 1.0}),
+        ("eager", {"position_bias": torch.linspace(-3, 3, 10)}),
+        ("eager", {"s_aux": torch.full((4,), 2.0)}),
+        ("sdpa", {"s_aux": torch.full((4,), 2.0)}),
+    ],
+)
+def test_an_argument_that_is_not_read_changes_nothing(implementation: str, argument: dict[str, Any]) -> None:
+    """Llama's eager attention reads none of these, sdpa no sinks: the output is that without them."""
+    model = tiny_model("llama")
+    plain, answer = run(model, implementation, {}, input_ids=TOKENS)
+    given, with_argument = run(model, implementation, {}, input_ids=TOKENS, **argument)
+    assert torch.equal(answer.logits, with_argument.logits)
+    for layer, found in given.items():
+        np.testing.assert_array_equal(found.attention_weights, plain[layer].attention_weights)
+
+
+def test_an_argument_that_is_read_counts() -> None:
+    """sdpa applies a position bias."""
+    bias = torch.linspace(-3, 3, 10).expand(1, 1, 10, 10)
+    model = tiny_model("llama")
+    plain, _ = run(model, "sdpa", {}, input_ids=TOKENS)
+    given, _ = run(model, "sdpa", {}, input_ids=TOKENS, position_bias=bias)
+    assert np.abs(given[0].attention_weights - plain[0].attention_weights).max() > 0.01
+
+
+def test_float16_rows_without_a_key_have_equal_weights() -> None:
+    """As eager attention computes them: in float16 the least number swallows a score."""
+    model = tiny_model("llama").to(torch.float16)
+    inputs = {"input_ids": TOKENS, "attention_mask": padding("left")}
+    eager = shown_by_eager(model, **inputs)
+    captured, _ = run(model, "eager", {}, **inputs)
+    for layer, found in captured.items():
+        np.testing.assert_allclose(found.attention_weights, eager.attentions[layer], rtol=0, atol=2e-3)
+
+
+def test_a_layer_with_a_cache_is_a_decoder() -> None:
+    """The text of PaliGemma: its modules say that they are not causal, as the beginning of the text is not."""
+    model = tiny_model("gemma")
+    for module in model.modules():
+        if hasattr(module, "is_causal"):
+            module.is_causal = False
+    labels = [*"abcdefg"]
+    cache = DynamicCache()
+    with torch.no_grad(), capture(model=model, tokens=labels) as captured:
+        model(TOKENS[:1, :6], past_key_values=cache)
+        model(TOKENS[:1, 6:7], past_key_values=cache)
+    assert captured.decoder[-1].role == "decoder"
+    assert captured.calls[-1].key_tokens == [labels]
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,8 @@ GENERATION: Final = frozenset(
      "output_logits", "output_scores", "pad_token_id", "remove_invalid_values", "renormalize_logits",
      "repetition_penalty", "return_dict_in_generate", "stop_strings", "suppress_tokens"}
 )  # fmt: skip
+# Arguments that some functions of attention apply, and others take and do not read.
+IGNORABLE: Final = frozenset({"position_bias", "s_aux", "softcap"})
 # Arguments that have a meaning here, see `make_request`.
 KNOWN: Final = frozenset(
     {"dropout", "indices", "is_causal", "output_attentions", "position_bias", "s_aux", "scaling", "sinks",
@@ -141,9 +143,12 @@ def as_booleans(mask: Any) -> Any:
     """
     if mask.dtype == torch.bool or mask.requires_grad:
         return mask
-    seen = mask == 0
-    is_plain = bool((seen | (mask <= torch.finfo(mask.dtype).min)).all())
-    return seen if is_plain and bool(seen.any(-1).all()) else mask
+    seen, hidden = mask == 0, mask <= torch.finfo(mask.dtype).min
+    if bool((seen | hidden).all()) and bool(seen.any(-1).all()):
+        return seen
+    # The service computes float16 in float32, where the least number of float16 does not swallow a score.
+    widened = mask.dtype == torch.float16 and bool(hidden.any())
+    return torch.where(hidden, torch.finfo(torch.float32).min, mask.float()) if widened else mask
 
 
 def _check(call: AttentionCall) -> None:

@@ -93,15 +93,21 @@ class Labels:
         """Note what a cache had read before the call of attention that follows, also before `capture` began."""
         self._cached = (layer, before, keys)
 
+    def has_cached(self, module: Any, call: AttentionCall) -> bool:
+        """True if the keys of a call have just come out of a cache."""
+        last, keys = self._cached, call.key.shape[2]
+        return last is not None and (last[0], last[2]) == (getattr(module, "layer_idx", None), keys)
+
     def follow(self, module: Any, role: str, call: AttentionCall) -> None:
         """Count the tokens that a module has read, also those of calls that are not captured."""
         queries, keys = call.query.shape[2], call.key.shape[2]
+        is_cached = self.has_cached(module, call)
         cached, self._cached = self._cached, None
         if role == "cross":
             self._read[module] = max(self._decoded, queries)
             return
         known = None if queries == keys else self._read.get(module)
-        if cached is not None and (cached[0], cached[2]) == (getattr(module, "layer_idx", None), keys):
+        if is_cached and cached is not None:
             known = cached[1]
         self._read[module] = keys if known is None else max(known + queries, keys)
         if role == "decoder":

@@ -19,7 +19,7 @@ from attention_service.transformers.arguments import count_layers, from_start, i
 from attention_service.transformers.call import AttentionCall, call_of, make_request
 from attention_service.transformers.captured import Captured, CapturedAttention, picture_of
 from attention_service.transformers.labels import Labels, Models
-from attention_service.transformers.visible import with_rows
+from attention_service.transformers.visible import with_rows, without_unread
 
 MASKED: Final = "masked_scores"
 
@@ -106,20 +106,21 @@ class _Recorder:
     def around(self, implementation: str | None, attention: Callable[..., Any]) -> Callable[..., Any]:
         """An attention function that records its call, then computes what `attention` does."""
 
+        ignores = implementation in (None, "eager", "sdpa")
+
         @torch.compiler.disable  # a compiled model calls it as it is
         def recorded(
             module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **arguments: Any
         ) -> Any:
-            call = call_of(module, query, key, value, attention_mask, arguments)
+            read = without_unread(attention, module, arguments) if ignores else arguments
+            call = call_of(module, query, key, value, attention_mask, read)
             self._record(implementation, module, call)
             return attention(module, query, key, value, attention_mask, **arguments)
 
         return recorded
 
     def around_cache(self, update: Callable[..., Any]) -> Callable[..., Any]:
-        """The method `update` of caches, which tells the labels, if there are any, how many tokens a cache has read."""
-        if not self.labels.are_given:
-            return update
+        """The method `update` of caches, which tells the labels how many tokens a cache has read."""
 
         @torch.compiler.disable
         def updated(cache: Any, key_states: Any, value_states: Any, layer_idx: int, *more: Any, **named: Any) -> Any:
@@ -134,6 +135,8 @@ class _Recorder:
         """Compute the chosen rows of a call, and keep them."""
         self.labels.check_known(module in self.models)
         role = self.models.role(module)
+        if role == "encoder" and self.labels.has_cached(module, call):  # as the text of PaliGemma, which is not causal
+            role = "decoder"
         self.labels.follow(module, role, call)
         if self._names is not None and module not in self._names:
             return

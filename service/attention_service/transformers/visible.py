@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
+from transformers import masking_utils
 from transformers.utils.generic import is_flash_attention_requested
 
-from attention_service.transformers.call import AttentionCall, UnsupportedCall
+from attention_service.transformers.call import IGNORABLE, AttentionCall, UnsupportedCall
 from attention_service.transformers.interface import NAME
 
 # Arguments that count in the mask that `with_rows` makes, and the dropout, which comes after the weights.
@@ -17,6 +19,21 @@ IN_MASK: Final = frozenset({"dropout", "is_causal", "sliding_window", "output_at
 BY_ROW: Final = ("indices", "position_bias", "sinks")
 # Chosen keys, which models have put into the mask for these implementations.
 CHOSEN: Final = frozenset({"indices", "block_indices"})
+
+
+def without_unread(attention: Callable[..., Any], module: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call that an eager or sdpa function applies.
+
+    It ignores those that it has no parameter for, such as `softcap` in the call of a Llama, unless the module holds the
+    value: then it reads it there, as gpt-oss its sinks.
+    """
+    ignored = IGNORABLE & arguments.keys() - inspect.signature(attention).parameters.keys()
+    held = [*vars(module).values(), *module.parameters(recurse=False)] if ignored else []
+
+    def is_held(value: Any) -> bool:
+        return any(value is each or (type(value) is type(each) is float and value == each) for each in held)
+
+    return {name: value for name, value in arguments.items() if name not in ignored or is_held(value)}
 
 
 def with_rows(
@@ -140,10 +157,22 @@ RULES: Final[dict[str, Callable[[AttentionCall, Any], Any]]] = {
 }
 
 
+MADE: Final[dict[Callable[..., Any], Callable[[AttentionCall, Any], Any]]] = {
+    masking_utils.eager_mask: _eager,
+    masking_utils.sdpa_mask: _sdpa,
+    masking_utils.flash_attention_mask: _flash,
+    masking_utils.flex_attention_mask: _flex,
+}
+
+
 def _rule(name: str) -> Callable[[AttentionCall, Any], Any]:
     """The function that makes the mask of an implementation. Errors: UnsupportedCall for one that nobody knows here."""
     if name in RULES:
         return RULES[name]
     if is_flash_attention_requested(requested_attention_implementation=name):
         return _flash
+    # One that somebody registered hides what the function of its masks says.
+    for known, rule in MADE.items():
+        if masking_utils.ALL_MASK_ATTENTION_FUNCTIONS.get(name) is known:
+            return rule
     raise UnsupportedCall(f'capture does not know which keys attn_implementation="{name}" hides')

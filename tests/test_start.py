@@ -120,3 +120,38 @@ def test_the_human_log_begins_alike_and_warns_of_memory_that_is_not_there(tmp_pa
     found = {name: value for name, _, value in fields if value}
     assert (found["path"], found["status"]) == ('/a" status=200 key="root', "404")
     assert "key" not in found
+
+
+# Runs the command with modules in whose import the signal comes, and what becomes of SystemExit there: pydantic raises
+# another error in its place, or none.
+STOPPED = """
+import os, signal, sys
+from attention_service import cli
+import attention_service.server.run as run
+
+def stopped(*_):
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    except SystemExit:
+        {handled}
+    return None
+
+run.{name} = stopped
+sys.argv = ["attention-service", "serve", "--port", "0"]
+sys.exit(cli.main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "handled"), [("log_start", "pass"), ("log_start", "raise ValueError('in its place')"), ("tune", "pass")]
+)
+def test_a_signal_while_it_starts_ends_it_even_if_its_exception_is_lost(name: str, handled: str) -> None:
+    program = STOPPED.format(name=name, handled=handled)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("ATTENTION_")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "running on" not in done.stderr.lower()

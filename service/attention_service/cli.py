@@ -141,11 +141,21 @@ def _add_compute(add: Callable[..., Any]) -> None:
 def _serve(options: argparse.Namespace) -> int:
     # uvicorn finishes running requests, then raises the signal again: after a graceful stop the exit status is 0.
     # Set before all imports: the first process of a container ignores SIGTERM until it has a handler.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+    stopped = []
 
-    from attention_service.server.run import serve
+    def stop(number: int, frame: object) -> None:
+        stopped.append(number)
+        sys.exit(0)
 
-    serve({name: value for name, _, _ in FLAGS if (value := getattr(options, name)) is not None})
+    signal.signal(signal.SIGTERM, stop)
+    flags = {name: value for name, _, _ in FLAGS if (value := getattr(options, name)) is not None}
+    try:
+        from attention_service.server.run import serve
+
+        serve(flags, lambda: bool(stopped))
+    except Exception:  # pydantic raises another in the place of SystemExit, or none
+        if not stopped:
+            raise
     return 0
 
 

@@ -462,10 +462,22 @@ def _compare(make: Callable[[], Fields], media_type: str = NPZ) -> Callable[[], 
     return _case("/attention/compare", media_type, make)
 
 
+def _text(path: str, make: Callable[[], Fields]) -> Callable[[], Drawn]:
+    """JSON with long texts, each letter of two bytes."""
+
+    def drawn() -> Drawn:
+        fields = make()
+        body = json.dumps(fields, ensure_ascii=False).encode()
+        return Drawn(path, JSON, body, f"texts of {len(body)} bytes in {', '.join(fields)}")
+
+    return drawn
+
+
 def _returned(*shape: int) -> Fields:
     return {"actual": {"output": np.ones(shape, np.float32)}}
 
 
+LONG: Final = "é" * 25_000_000
 # Requests that once ended the process, took gigabytes, or stopped the event loop for seconds.
 KNOWN: Final[Mapping[str, Callable[[], Drawn]]] = {
     "2^29 heads without tokens": _attend(
@@ -574,6 +586,26 @@ KNOWN: Final[Mapping[str, Callable[[], Drawn]]] = {
     "many heads compared": _compare(
         lambda: {"query": zeros(2**20, 1, 1), "key": zeros(1, 1, 1), "value": zeros(1, 1, 1), "layout": "hld"}
     ),
+    "heads with a scale each": _attend(
+        lambda: (
+            {"query": zeros(2**20, 1, 1), "key": zeros(1, 1, 1), "value": zeros(1, 1, 1), "layout": "hld"}
+            | {"scale": np.full(2**20, 0.1), "include": []}
+        ),
+        NPZ,
+    ),
+    "a long name among names": _text("/attention", lambda: {"input": [[1]], "include": [LONG]}),
+    "a long text in an object": _text("/attention", lambda: {"input": [[1]], "window": {"left": LONG}}),
+    "a long name of a field": _text("/attention", lambda: {"input": [[1]], "window": {LONG: 1}}),
+    "a long option": _text("/attention", lambda: {"input": [[1]], "encoding": LONG}),
+    "a long option of a comparison": _text(
+        "/attention/compare", lambda: {"input": [[1]], "actual": {"output": [[1]]}, "encoding": LONG}
+    ),
+    "a long argument of a call": _text("/attention", lambda: {"call": "vllm.attention", "arguments": {LONG: 1}}),
+    "a long label": _text("/attention", lambda: {"input": [[1]], "query_tokens": [LONG]}),
+    "long labels": _text(
+        "/attention", lambda: {"input": [[1]] * 2**14, "query_tokens": ["é" * 1600] * 2**14, "include": []}
+    ),
+    "a long label of a picture": _text("/attention/heatmap", lambda: {"input": [[1]], "query_tokens": [LONG]}),
     "1,024 parts of one number": _case(
         "/attention/merge", JSON, lambda: {"parts": [{"output": [[0.5]], "logsumexp": [0.0]}] * 1024}
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import numpy as np
 
@@ -16,7 +17,10 @@ from attention_service.attention.shapes import Sizes, score_axes
 from attention_service.attention.spec import AttentionSpec, Given, Layout
 from attention_service.attention.steps import make_steps
 from attention_service.attention.terms import make_terms
-from attention_service.errors import InvalidValue, Overflow, ShapeMismatch, shape
+from attention_service.errors import InvalidArray, InvalidValue, Overflow, ShapeMismatch, shape
+
+# Heads that may have a scale each: all are listed in the metadata of an answer.
+MAX_SCALES: Final = 2**14
 
 
 def make_plan(spec: AttentionSpec) -> Plan:
@@ -95,6 +99,8 @@ def _scales(scale: float | np.ndarray | None, sizes: Sizes, dtype: np.dtype) -> 
     if isinstance(scale, np.ndarray) and scale.shape == (1,) != (sizes.num_heads,):
         scale = float(scale[0])  # R writes each number as a list
     if isinstance(scale, np.ndarray):
+        if sizes.num_heads > MAX_SCALES:
+            raise InvalidArray.of("/scale", f"one number for more than {MAX_SCALES} heads", scale)
         per_head(scale, "/scale", sizes.num_heads, dtype)
         return 1.0, scale.astype(np.float64)
     return 1 / math.sqrt(sizes.head_dim) if scale is None else _finite(scale, "/scale", dtype), None

@@ -21,6 +21,7 @@ from attention_service.errors import (
     MissingField,
     ShapeMismatch,
     UnknownField,
+    child,
     quote,
 )
 from attention_service.schemas.names import near
@@ -98,7 +99,9 @@ class Arguments:
         }
         for argument, value in given.items():
             if argument not in known:
-                raise UnknownField.at(f"/{argument}", f"an argument of {name}", quote(argument), near(argument, known))
+                raise UnknownField.at(
+                    child("", argument), f"an argument of {name}", quote(argument), near(argument, known)
+                )
             row = known[argument]
             if row.neutral is not None and value is not None and not any(_equal(value, one) for one in row.neutral):
                 raise InvalidValue.of(f"/{argument}", f"no {argument}", value, row.text.rpartition(": ")[2])

@@ -36,8 +36,6 @@ TILING: Final = Tiling(scores=2**18)
 MAX_PLANS: Final = 256
 # Characters of the fields, as JSON, of a request whose plan is kept.
 MAX_TEXT: Final = 1024
-# Longest string or list of such a request.
-MAX_LENGTH: Final = 64
 # Bytes of the arrays of such a plan, which hold tables and masks.
 MAX_ARRAYS: Final = 2**16
 # The same for requests with a stored layer, beside the arrays of the layer: cosines and sines of all tokens.
@@ -150,6 +148,18 @@ def _own_bytes(spec: AttentionSpec, plan: Plan, layer: Layer | None) -> int:
     return sum(x.nbytes for x in arrays_of(plan) if not any(np.may_share_memory(x, other) for other in known))
 
 
+def is_short(value: Any, most: int) -> bool:
+    """True if a decoded value has at most so many characters and items, of which no more are looked at."""
+    left, waiting = most, [value]
+    while waiting and left >= 0:
+        one = waiting.pop()
+        if isinstance(one, str | list | dict):
+            left -= len(one)
+            if left >= 0 and not isinstance(one, str):
+                waiting += one if isinstance(one, list) else [*one, *one.values()]
+    return left >= 0
+
+
 def _key(decoded: Decoded) -> Hashable | None:
     """All that specification and plan depend on, if that is shapes and a few numbers and names; else None."""
     if decoded.unread and misplaced(AttentionRequest, decoded.unread):
@@ -159,7 +169,7 @@ def _key(decoded: Decoded) -> Hashable | None:
     for name, value in decoded.fields.items():
         if name in SOURCES and type(value) is np.ndarray:
             parts.append((name, value.shape, value.dtype))
-        elif isinstance(value, str | list) and len(value) > MAX_LENGTH:
+        elif isinstance(value, str | list | dict) and not is_short(value, MAX_TEXT):
             return None
         elif isinstance(value, str):
             parts.append((name, value))

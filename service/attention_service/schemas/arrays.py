@@ -22,6 +22,8 @@ from attention_service.errors import describe
 
 # More axes than any field has; deeper lists are not worth a closer look.
 MAX_RANK = 8
+# Characters of all labels of one side: an answer has them in one piece.
+MAX_LABELS: Final = 2**22
 HALF_PAIR: Final = re.compile("[\ud800-\udfff]")
 # The hint for a mask of 0 and 1: libraries do not agree which of them hides.
 FLAGS = "if 1 means takes part, send true for 1 and false for 0; else the other way round"
@@ -185,7 +187,7 @@ def _labels(value: Any) -> tuple[Any, ...]:
     """One list of strings, or one per batch entry."""
     if not isinstance(value, list):
         raise invalid_array("an array of strings", describe(value))
-    nested = bool(value) and isinstance(value[0], list)
+    nested, characters = bool(value) and isinstance(value[0], list), 0
     for i, item in enumerate(value):
         if nested and not isinstance(item, list):
             raise invalid_array("an array of strings", describe(item), f"/{i}")
@@ -193,6 +195,9 @@ def _labels(value: Any) -> tuple[Any, ...]:
             at = f"/{i}/{j}" if nested else f"/{i}"
             if not isinstance(label, str):
                 raise invalid_array("a string", describe(label), at)
+            characters += len(label)
+            if characters > MAX_LABELS:
+                raise invalid_array(f"labels of at most {MAX_LABELS} characters in all", "more", at)
             if not label.isascii() and HALF_PAIR.search(label):  # only Python has such strings
                 raise invalid_array("Unicode text", "half a surrogate pair", at)
     return tuple(tuple(row) for row in value) if nested else tuple(value)

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Final, Literal, Union, get_args, get_origin
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
 
 from attention_service.attention import spec
 from attention_service.attention.arrays import is_number
 from attention_service.errors import child, describe
 from attention_service.schemas.arrays import invalid_array
+
+# Characters of a string: pydantic writes a longer one into its errors before they are cut.
+MAX_TEXT: Final = 2**12
+
+
+def too_long(at: str = "") -> PydanticCustomError:
+    """The error for a text of more than MAX_TEXT characters, at a place in the value."""
+    texts = {"expected": f"text of at most {MAX_TEXT} characters", "got": "more", "at": at, "hint": ""}
+    return PydanticCustomError("invalid_value", "{expected}", texts)
 
 
 def unwrapped(schema: dict[str, Any]) -> None:
@@ -69,9 +79,11 @@ class Closed(BaseModel):
                 plain = value.item() if name in cls._single else value
             elif isinstance(value, list) and len(value) == 1 and name in cls._single:
                 plain = value[0]
+            if isinstance(plain, str) and len(plain) > MAX_TEXT:
+                raise too_long(child("", name))
             if name in cls._whole and isinstance(plain, float) and plain.is_integer():
                 plain = int(plain)
-            unwrapped[name] = plain
+            unwrapped[name[:MAX_TEXT]] = plain  # no field has a longer name
         return unwrapped
 
     def given(self) -> dict[str, object]:

@@ -90,7 +90,7 @@ def nearest(unknown: str, choices: Iterable[str]) -> str:
     A value is close that is spelt alike, or that holds a whole name: weights, attention_weights.
     """
     choices = list(choices)
-    key = unknown.lower()[:64]
+    key = unknown[:64].lower()
     close = get_close_matches(key, choices, n=1, cutoff=ALIKE)
     if not close and len(key) >= SHORTEST:
         close = [choice for choice in choices if key in choice or (len(choice) >= SHORTEST and choice in key)]
@@ -100,7 +100,7 @@ def nearest(unknown: str, choices: Iterable[str]) -> str:
 def advice(unknown: str, known: Iterable[str]) -> str:
     """What to write instead of an unknown name; empty where nothing is close."""
     known = list(known)
-    key = unknown.lower()[:64]
+    key = unknown[:64].lower()
     if key in known:
         return f"did you mean {key}?"
     for cutoff in (SAME, ALIKE):

@@ -24,7 +24,7 @@ from attention_service.schemas.arrays import (
     TokenLabels,
     Vector,
 )
-from attention_service.schemas.closed import Closed, Part
+from attention_service.schemas.closed import MAX_TEXT, Closed, Part, too_long
 
 Encoding = Literal["list", "base64"]
 
@@ -39,6 +39,8 @@ def check_length(names: object) -> object:
     """`names`. Errors: PydanticCustomError for a list of more than `MAX_NAMES`."""
     if isinstance(names, list) and len(names) > MAX_NAMES:
         raise PydanticCustomError("too_many", f"a list of at most {MAX_NAMES} names")
+    if isinstance(names, list) and any(isinstance(name, str) and len(name) > MAX_TEXT for name in names):
+        raise too_long()
     return names
 
 

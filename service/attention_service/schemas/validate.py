@@ -65,16 +65,15 @@ def _fault(model: type[BaseModel], details: ErrorDetails) -> Fault:
     for step in details["loc"]:
         pointer = child(pointer, step)
     context = details.get("ctx", {})
+    pointer += context.get("at", "")  # of an error of the whole object
     given, hint = details["input"], ""
     match details["type"]:
         case "extra_forbidden":
             name = str(details["loc"][-1])
             known = _model_at(model, details["loc"][:-1]).model_fields
             return Fault(pointer, "a known field", quote(name), advice(name, known), UnknownField.code)
-        case InvalidArray.code:
-            return Fault(
-                pointer + context["at"], context["expected"], context["got"], context["hint"], InvalidArray.code
-            )
+        case InvalidArray.code | InvalidValue.code:
+            return Fault(pointer, context["expected"], context["got"], context["hint"], details["type"])
         case "literal_error":
             expected = f"one of {context['expected']}"
             hint = near(given, re.findall("'([^']*)'", context["expected"])) if isinstance(given, str) else ""

@@ -51,8 +51,10 @@ SILENCE: Final = 60
 FOLDER: Final = "ATTENTION_WORKERS_FOLDER"
 
 
-def serve(flags: Mapping[str, Any]) -> None:
-    """Run the service until it is stopped. flags: settings that replace those of the environment
+def serve(flags: Mapping[str, Any], is_stopped: Callable[[], bool] = lambda: False) -> None:
+    """Run the service until it is stopped.
+
+    flags: settings that replace those of the environment; is_stopped: True once it was stopped before it ran
 
     Errors: SystemExit with status 2, after one line on standard error, for a wrong setting or a port that is taken.
     """
@@ -78,7 +80,8 @@ def serve(flags: Mapping[str, Any]) -> None:
     if settings.workers == 1:
         app = create_app(settings)
         tune()
-        uvicorn.run(served(app, Workers(None)), **options)
+        if not is_stopped():
+            uvicorn.run(served(app, Workers(None)), **options)
         return
     if settings.backend == "ray" and not settings.ray_address:
         flags["ray_address"] = start_ray(settings)
@@ -88,7 +91,9 @@ def serve(flags: Mapping[str, Any]) -> None:
         os.environ.setdefault("ATTENTION_METRICS_FOLDER", folder)
         os.environ[FOLDER] = folder
         factory = "attention_service.server.run:worker"
-        Supervisor(uvicorn.Config(factory, factory=True, workers=settings.workers, **options)).run()
+        supervisor = Supervisor(uvicorn.Config(factory, factory=True, workers=settings.workers, **options))
+        if not is_stopped():
+            supervisor.run()
 
 
 def log_start(settings: Settings) -> None:

@@ -59,7 +59,7 @@ def test_a_scale_for_each_head_is_that_of_the_head_by_itself(
 @pytest.mark.parametrize(
     ("scale", "code", "expected", "got"),
     [
-        ([1.0], "shape_mismatch", "(2,), one number a head", "(1,)"),
+        ([1.0] * 3, "shape_mismatch", "(2,), one number a head", "(3,)"),
         ([[1.0, 2.0]], "shape_mismatch", "(2,), one number a head", "(1, 2)"),
         ([True, False], "invalid_array", "numbers", "booleans"),
         ([1.0, "x"], "invalid_array", "a number", "string"),

@@ -351,7 +351,7 @@ def test_a_logarithmic_scale_shows_small_weights() -> None:
 
 @pytest.mark.parametrize(
     "label",
-    ["<script>alert(1)</script>", "שלום", "😀", "a\x00b\ud800", "&amp;", "]]>", '"', "x" * 500, "two\nlines\t", ""],
+    ["<script>alert(1)</script>", "שלום", "😀", "a\x00b", "&amp;", "]]>", '"', "x" * 500, "two\nlines\t", ""],
 )
 def test_labels_of_any_kind_are_readable(label: str) -> None:
     root = svg(**SIXTHS, query_tokens=[label, "b", "c"])

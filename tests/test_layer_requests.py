@@ -110,7 +110,7 @@ def test_a_projection_beside_a_layer_is_refused(server: httpx.Client) -> None:
         ({"layer": "bert-0\u0000"}, "unknown_layer", "/layer", "bert-0"),
         ({"layer": "x" * 100_000}, "unknown_layer", "/layer", "bert-0"),
         ({"layer": 7}, "invalid_value", "/layer", "string"),
-        ({"layer": ["bert-0"]}, "invalid_value", "/layer", "string"),
+        ({"layer": ["bert-0", "bert-1"]}, "invalid_value", "/layer", "string"),
         ({"layer": "bert-0", "input": [[1.0, 2.0]]}, "shape_mismatch", "/layer", "projection.query.weight"),
         ({"layer": "bert-0", "num_heads": 3}, "shape_mismatch", "/layer", "in layer bert-0"),
         ({"layer": "bert-0", "softcap": 0}, "invalid_value", "/softcap", "above 0"),

@@ -42,7 +42,7 @@ def test_a_request_with_other_numbers_is_computed_anew(client: httpx.Client, sca
     [
         ({"num_heads": 1}, {"num_heads": True}, "invalid_value"),
         ({"is_causal": True}, {"is_causal": 1}, "invalid_value"),
-        ({"top_k": 1}, {"top_k": 1.0}, "invalid_value"),
+        ({"top_k": 1}, {"top_k": 1.5}, "invalid_value"),
         ({"include": []}, {"include": ""}, "invalid_value"),
         ({}, {"query": [[1.0, 0.0], [0.0, 1e308]], "dtype": "float16"}, "overflow"),
         ({}, {"query": [[1e200, 0.0], [0.0, 1e200]], "key": [[1e200, 0.0], [0.0, 1e200]]}, "overflow"),

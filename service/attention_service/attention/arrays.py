@@ -26,8 +26,6 @@ _TINY: Final = {dtype: float(np.finfo(np.float32 if dtype == BFLOAT16 else dtype
 # Batch entries, heads, and sequences of a call, at most.
 MAX_COUNT: Final = 2**20
 MAX_INTEGER: Final = np.iinfo(np.int64).max
-# All integers up to it are numbers of float64.
-MAX_WHOLE: Final = 2**53
 WIDER: Final = {"float16": "float32", "bfloat16": "float32", "float32": "float64"}
 
 
@@ -158,14 +156,10 @@ def wider(dtype: np.dtype) -> str:
 
 
 def integers(array: np.ndarray, pointer: str, shapes: dict[tuple[int, ...], str]) -> np.ndarray:
-    """The array as int64, also one of floats that are whole: R and Octave write no others.
-
-    shapes: the allowed shapes, each with its text for the error
+    """The array as int64. shapes: the allowed shapes, each with its text for the error
 
     Errors: InvalidArray, ShapeMismatch.
     """
-    if is_float(array.dtype) and (np.abs(array) <= MAX_WHOLE).all() and (array == np.trunc(array)).all():
-        array = array.astype(np.int64)
     if array.dtype.kind not in "iu":
         raise InvalidArray.of(pointer, "integers", array)
     if array.shape not in shapes:

@@ -36,6 +36,8 @@ TILING: Final = Tiling(scores=2**18)
 MAX_PLANS: Final = 256
 # Characters of the fields, as JSON, of a request whose plan is kept.
 MAX_TEXT: Final = 1024
+# Longest string or list of such a request.
+MAX_LENGTH: Final = 64
 # Bytes of the arrays of such a plan, which hold tables and masks.
 MAX_ARRAYS: Final = 2**16
 # The same for requests with a stored layer, beside the arrays of the layer: cosines and sines of all tokens.
@@ -169,7 +171,9 @@ def _key(decoded: Decoded) -> Hashable | None:
     for name, value in decoded.fields.items():
         if name in SOURCES and type(value) is np.ndarray:
             parts.append((name, value.shape, value.dtype))
-        elif isinstance(value, str | list | dict) and not is_short(value, MAX_TEXT):
+        elif (isinstance(value, str | list) and len(value) > MAX_LENGTH) or (
+            isinstance(value, list | dict) and not is_short(value, MAX_TEXT)
+        ):
             return None
         elif isinstance(value, str):
             parts.append((name, value))

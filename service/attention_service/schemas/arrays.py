@@ -17,13 +17,15 @@ from pydantic import BaseModel, Field, PlainValidator, RootModel
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
-from attention_service.attention.arrays import is_number
+from attention_service.attention.arrays import is_float, is_number
 from attention_service.errors import describe
 
 # More axes than any field has; deeper lists are not worth a closer look.
 MAX_RANK = 8
 # Characters of all labels of one side: an answer has them in one piece.
 MAX_LABELS: Final = 2**22
+# All integers up to it are numbers of float64.
+MAX_WHOLE: Final = 2**53
 HALF_PAIR: Final = re.compile("[\ud800-\udfff]")
 # The hint for a mask of 0 and 1: libraries do not agree which of them hides.
 FLAGS = "if 1 means takes part, send true for 1 and false for 0; else the other way round"
@@ -138,7 +140,15 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 _numbers = _array_of("a number", int, float)
 _booleans = _array_of("true or false", bool)
-_integer_lists = _array_of("an integer", int)
+_listed_integers = _array_of("an integer", int)
+
+
+def _integer_lists(value: Any) -> np.ndarray:
+    """An array of integers, also one of floats that are whole: R and Octave write no others."""
+    array = _listed_integers(value)
+    if is_float(array.dtype) and (np.abs(array) <= MAX_WHOLE).all() and (array == np.trunc(array)).all():
+        return array.astype(np.int64)
+    return array
 
 
 def _integers(value: Any) -> np.ndarray:

@@ -2,12 +2,12 @@
 
     python -m tests.verdicts write|compare [PART …] [--processes N]
 
-`write` judges all cases anew and writes the table; with parts, the others keep their blocks. `compare` judges them, prints
-what differs from the table, and exits with status 1 if anything does. It takes minutes, so that no test runs it: run it
-before and after a change of the judges, and commit the table that a wanted change makes.
+`write` judges all cases anew and writes the table; with parts, the others keep their blocks. `compare` judges them,
+prints what differs from the table, and exits with status 1 if anything does. It takes two minutes, so that no test runs
+it: run it before and after a change of the judges, and commit the table that a wanted change makes.
 
-A block is a case: status, hypotheses with their certainty, facts, where it is wrong, what survives, what comes next. Numbers
-have two digits, so that another order of sums changes nothing.
+A block is a case: status, hypotheses with their certainty, facts, where it is wrong, what survives, what comes next.
+Numbers have two digits, so that another order of sums changes nothing.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def gradients(name: str) -> Iterator[str]:
 
 
 def call(name: str) -> Iterator[str]:
-    """A call of another library that a kernel with a mistake of addressing answered. name: of the mistake, and a seed"""
+    """A call of another library that a kernel with a mistake of addressing answered. name: its name, and a seed"""
     mistake, _, seed = name.partition(" ")
     made = plant(mistake, int(seed))
     return lines_of(judged_call(made.function, made.arguments, made.output, made.sums, made.version))

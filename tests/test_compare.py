@@ -15,11 +15,12 @@ import pytest
 
 from attention_service import attend
 from attention_service.attention.arrays import BFLOAT16
+from attention_service.attention.terms import FIELDS
 from attention_service.cli import main
 from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.candidates import MESSAGES
 from attention_service.comparison.errors import epsilon, largest_number, measure, ulp
-from attention_service.comparison.inputs import make_input
+from attention_service.comparison.inputs import OPTIONS, make_input
 from attention_service.comparison.memory import comparison_bytes
 from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.question import make_question
@@ -77,8 +78,24 @@ def float32(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_all_names_of_the_contract_are_known() -> None:
-    assert set(MESSAGES) == set(NAMES)
+    """But those of terms that are ignored, which have names from the day that they exist."""
+    assert set(NAMES) <= set(MESSAGES)
+    assert set(MESSAGES) - set(NAMES) <= {f"{field}.absent" for field in FIELDS}
     assert set(NEEDS) <= {name.partition(".")[0] for name in NAMES}
+
+
+@pytest.mark.parametrize("sent", ["output", "grad_query"])
+def test_a_made_input_that_is_not_valid_is_no_error_of_the_caller(sent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of options that cannot stand together in the sizes of the made input: there is no next input then."""
+    monkeypatch.setitem(OPTIONS, "key_mask", lambda random, recipe: np.ones((1, 1), bool))
+    fields: dict[str, Any] = {**SMALL, "key_mask": [True, True]}
+    asked: dict[str, Any] = {} if sent == "output" else {"grad_output": [[1.0, 1.0]] * 2}
+    right = attend(**fields, **asked, include=[] if sent == "output" else [sent])[sent]
+    report = compare({sent: right}, **fields, **asked)
+    assert report.verdict.ratio is not None
+    assert report.verdict.ratio < 2
+    assert report.power.survivors
+    assert report.next_input is None
 
 
 def test_a_mistake_is_named() -> None:

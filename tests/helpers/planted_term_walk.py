@@ -72,7 +72,7 @@ def weak(fields: dict[str, Any]) -> str:
     plain = {name: value for name, value in fields.items() if name != "stairs"}
     nothing = {"size": 1000, "slopes": np.zeros(H), "key": np.zeros((H, D))}
     try:
-        assert_attention(attend(**plain).output, **plain, stairs=nothing)
+        assert_attention(attend(**plain).output, **plain | {"stairs": nothing})
     except WeakInputs as error:
         return str(error)
     return ""

@@ -122,7 +122,7 @@ def test_every_option_is_judged_by_rows(name: str) -> None:
     assert report.verdict.status == "correct"
     assert report.metadata["rows"] == rows
     output[..., -1, :] = output[..., 0, :] + 1
-    with pytest.raises(AssertionError, match="Wrong"):
+    with pytest.raises(AssertionError, match="wrong: "):
         assert_attention(output, **fields, rows=rows, time_limit=0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from attention_service.comparison.text import in_short
 from attention_service.library import WrongOutput, compare
 from attention_service.schemas.compare import CompareReport, Fact, ReportedHypothesis
 from tests.helpers.planted_calls import plant
+from tests.test_docs import one
 
 # A function in the place of one whose name no report knows; it tiles heads, and knows no gradients.
 KERNEL: Final = """
@@ -31,6 +33,12 @@ def kernel(query, key, value):
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True) @ value
 """
+# What the block of the page begins with that has the kernel.
+START: Final = """import numpy as np
+from attention_service import attend, compare
+
+random = np.random.default_rng(0)
+query = random.standard_normal((8, 64, 32)"""
 RANDOM: Final = np.random.default_rng(0)
 ARRAYS: Final[dict[str, Any]] = {
     name: RANDOM.normal(size=(2, heads, 40, 16)).astype(np.float32)
@@ -136,6 +144,17 @@ def test_a_failing_call_says_what_is_wrong_in_a_few_lines() -> None:
     assert lines[0].startswith("wrong: every slot of the last page counts as a key.")
     assert parts(str(error.value)) == ["proof", "where", "worst", "error", "next"]
     assert lines[-1].split("#")[0].strip() == "next: attention-service conformance laws MODULE:FUNCTION"
+
+
+def test_the_page_shows_what_is_printed() -> None:
+    """Of the kernel that the page has before it; numbers may differ in their digits."""
+    names: dict[str, Any] = {}
+    exec(one("docs/compare.md", "python", START).text, names)
+    with pytest.raises(WrongOutput) as error:
+        assert_attention(names["my_kernel"](*(names[name] for name in ("query", "key", "value"))), **names["request"])
+    shown = one("docs/compare.md", "text", "wrong: the scale is applied twice.").text
+    digits = re.compile(r"\d[\d.e+-]*")
+    assert digits.sub("1", str(error.value)) == digits.sub("1", shown.strip())
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

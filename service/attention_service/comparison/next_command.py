@@ -26,7 +26,7 @@ def next_command(report: CompareReport, request: str | None = None, function: st
     names = _made_for(report) if is_wrong else ()
     if names:
         return _inputs(
-            like, names, "small inputs that show this mistake" if len(names) == 1 else "small inputs for them"
+            like, names, "small inputs that show this mistake" if len(names) == 1 else "small inputs that show them"
         )
     if report.verdict.status == "imprecise":
         return f"attention-service conformance run {target} --dtypes float32  # right there: only the rounding is wrong"

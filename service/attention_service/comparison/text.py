@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from textwrap import shorten
-from typing import Final
+from typing import Any, Final
 
 from attention_service.comparison.baseline import CORRECT
 from attention_service.comparison.places import in_words
@@ -44,8 +44,10 @@ def _short_lines(report: CompareReport) -> Iterator[str]:
     for one in report.hypotheses[:HYPOTHESES]:
         share = f"{math.floor(100 * one.explained)}% of the error: {one.message.removesuffix('.')}"
         more = [f"{one.name}, {share}" if one.certainty == "resembles" else one.name]
-        more += [f"the same here: {', '.join(one.also)}"] if one.also else []
-        more += [f"the request would say: {shorten(str(one.change), CHANGE, placeholder=' …')}"] if one.change else []
+        same = f"the same here: {', '.join(one.also)}"
+        more += [same] if one.also and same.lower() not in report.verdict.message.lower() else []
+        change = shorten(str(_in_digits(one.change)), CHANGE, placeholder=" …")
+        more += [f"the request would say: {change}"] if one.change else []
         yield f"{one.certainty}: {'; '.join(more)}"
     is_said = is_wrong and not any(one.certainty == "proof" for one in report.hypotheses)  # the first, in the verdict
     yield from (f"fact: {fact.message}" for fact in report.facts[is_said:][:FACTS])
@@ -63,6 +65,15 @@ def _short_lines(report: CompareReport) -> Iterator[str]:
         yield from itertools.islice(_survivors(report), SURVIVORS)
     if report.power.weak:
         yield f"weak: {'; '.join(report.power.weak)}"
+
+
+def _in_digits(value: Any) -> Any:
+    """A value with eight digits of its numbers."""
+    if isinstance(value, dict):
+        return {name: _in_digits(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_in_digits(item) for item in value]
+    return float(f"{value:.8g}") if isinstance(value, float) else value
 
 
 def _error(report: CompareReport, name: str) -> Iterator[str]:

@@ -89,7 +89,7 @@ def assert_call(
 
         assert_call(flash_attn_varlen_func, q=q, k=k, v=v, cu_seqlens_q=bounds, cu_seqlens_k=bounds, causal=True)
 
-    The message of the error is the report as text. Tensors may be on any device.
+    The error says what is wrong in a few lines, its `report` all. Tensors may be on any device.
 
     Args:
         function: A function of a library, or one that takes the arguments of one. It is called with those that it has

@@ -109,7 +109,7 @@ Raise AssertionError unless an output is right, or at least not known to be wron
 
     assert_attention(my_kernel(query, key, value), query, key, value, is_causal=True)
 
-The message of the error is the report as text. All other arguments are those of `attend`.
+The error says what is wrong in a few lines, its `report` all. All other arguments are those of `attend`.
 """
 MUST_SHOW: Final = (
     "What the inputs must be able to show. options: raise WeakInputs, an AssertionError, where a kernel could ignore "

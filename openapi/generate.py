@@ -171,12 +171,25 @@ def errors() -> str:
     return "\n".join(rows)
 
 
+def known_mistakes() -> dict[str, str]:
+    """What the kernel did, by the names of all known mistakes."""
+    messages = MESSAGES | {name: mutant.message for name, mutant in GRADIENT_MUTANTS.items()}
+    return messages | {name: mistake.message for name, mistake in MISTAKES.items()}
+
+
 def mistakes() -> str:
     """All known mistakes of kernels as a Markdown table."""
-    messages = MESSAGES | {name: mutant.message for name, mutant in GRADIENT_MUTANTS.items()}
-    messages |= {name: mistake.message for name, mistake in MISTAKES.items()}
-    rows = [f"| `{name}` | {message} |" for name, message in sorted(messages.items())]
+    rows = [f"| `{name}` | {message} |" for name, message in sorted(known_mistakes().items())]
     return "\n".join(["| name | what the kernel did |", "|---|---|", *rows])
+
+
+def with_count(page: Path) -> str:
+    """A page whose link to the table of known mistakes says how many there are."""
+    content = page.read_text(encoding="utf-8")
+    content, count = re.subn(r"\[\d+( mistakes\]\((?:docs/)?mistakes\.md\))", rf"[{len(known_mistakes())}\1", content)
+    if count != 1:
+        sys.exit(f"{page}: {count} links that say how many mistakes are known")
+    return content
 
 
 def causes() -> str:
@@ -339,6 +352,8 @@ def main() -> None:
         (docs / "errors.md", lambda: filled(docs / "errors.md", "errors", errors())),
         (docs / "coming-from.md", lambda: filled(docs / "coming-from.md", "calls", engine_calls())),
         (docs / "mistakes.md", lambda: filled(docs / "mistakes.md", "mistakes", mistakes())),
+        (ROOT / "README.md", lambda: with_count(ROOT / "README.md")),
+        (docs / "exactness.md", lambda: with_count(docs / "exactness.md")),
         (docs / "attention.md", lambda: filled(docs / "attention.md", "fields", fields())),
         (docs / "attention.md", lambda: filled(docs / "attention.md", "results", results())),
         (docs / "attention.md", lambda: filled(docs / "attention.md", "causes", causes())),

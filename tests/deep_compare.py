@@ -18,15 +18,25 @@ from typing import Any, Final
 import numpy as np
 
 from attention_service.attention.arrays import BFLOAT16
+from attention_service.attention.terms import POSITIONAL
 from attention_service.comparison.errors import distance
 from attention_service.comparison.gradients.mutants import GRADIENT_MUTANTS
 from attention_service.comparison.inputs import make_input
 from attention_service.comparison.mutants import MUTANTS
-from attention_service.comparison.recipes import POSITIONAL
 from attention_service.comparison.sample import everything
 from attention_service.comparison.solve import solve
 from attention_service.library import attend, compare
-from tests.helpers.planted import COMMON_PAIRS, Draw, draw, named_first, random_recipe, returned, shown, tells_apart
+from tests.helpers.planted import (
+    COMMON_PAIRS,
+    EVERY,
+    Draw,
+    draw,
+    named_first,
+    random_recipe,
+    returned,
+    shown,
+    tells_apart,
+)
 from tests.helpers.planted_gradients import draw_gradients
 from tests.helpers.right_backward import backward, random_request
 from tests.helpers.right_kernels import FOLDS, Kernel, flash
@@ -45,7 +55,7 @@ PLANTED: Final = [name for name in MUTANTS if not name.startswith("precision.")]
 def draws(count: int, seed: int, planted: Sequence[tuple[str, ...]]) -> Iterator[Draw]:
     """About so many draws, as many of each of the mistakes; those left out to which the mistakes do not apply."""
     for names in planted:
-        found = (drawn for n in range(50 * count) if (drawn := draw(seed + n, names)))
+        found = (drawn for n in range(50 * count) if (drawn := draw(seed + n, names, EVERY)))
         yield from islice(found, -(-count // len(planted)))
 
 
@@ -242,7 +252,7 @@ def gradients(count: int, seed: int) -> bool:
     """Plant each mistake of backward passes, and count how often it is named first where the request can tell it."""
     counts = Counter[str]()
     for name in GRADIENT_MUTANTS:
-        found = (drawn for n in range(50 * count) if (drawn := draw_gradients(seed + n, name)))
+        found = (drawn for n in range(50 * count) if (drawn := draw_gradients(seed + n, name, EVERY)))
         for drawn in islice(found, -(-count // len(GRADIENT_MUTANTS))):
             report = compare(drawn.gradients, **drawn.fields)
             best = report.hypotheses[0] if report.hypotheses else None

@@ -568,6 +568,7 @@ TRUE: Final[dict[str, set[str]]] = {
     "alibi.first_head": {"head_numbers"},
     "alibi.factor": {"head_numbers"},
     "alibi.log2e": {"head_numbers"},
+    "query_lengths.absent": {"constant"},  # the logsumexp of rows that see no key
 }
 
 

@@ -55,7 +55,8 @@ def test_damaged_generated_sections_are_found_and_restored(tmp_path: Path) -> No
         "service/attention_service/routes",
     ):
         shutil.copytree(ROOT / folder, tmp_path / folder)
-    shutil.copy(ROOT / "CONTRIBUTING.md", tmp_path)
+    for name in ("CONTRIBUTING.md", "README.md"):
+        shutil.copy(ROOT / name, tmp_path)
     marked: dict[str, Path] = {}
     section = r"(?:<!--|/\*) (\w+): generated (?:-->|\*/)\n.*?\n *(?:<!--|/\*) end "
     for page in sorted(path for path in tmp_path.rglob("*") if path.suffix in {".md", ".html", ".css"}):

@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from attention_service.attention.terms import POSITIONAL
+
 LAYOUTS: Final = ("bhld", "blhd", "bld", "lbd", "bdl")
 # Sizes with which each matrix of an array that begins at a multiple of 64 bytes begins at one, too.
 ALIGNED: Final = (16, 32, 48, 64)
@@ -165,7 +167,7 @@ def _positions(one: Draw) -> dict[str, Any]:
         fields["alibi_slopes"] = one.normal(one.h)
     if one.some(0.1):
         fields["relative_keys"] = {"key": one.normal(int(one.random.integers(1, 20)), one.d)}
-    reads = {"is_causal", "window", "chunk_size", "alibi_slopes", "relative_keys"} & fields.keys()
+    reads = POSITIONAL & fields.keys()
     if reads and (one.past == 0 or one.some()):
         offsets = one.random.integers(0, one.k, one.b) // one.unit * one.unit
         fields["query_offset"] = Entries(offsets) if one.some(0.6) else int(offsets[0])

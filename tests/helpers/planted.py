@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
+from attention_service.attention.terms import FIELDS
 from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.baseline import baselines, rounded_cases
 from attention_service.comparison.case import Case, make_case
@@ -22,8 +23,9 @@ from attention_service.pipeline.prepare import make_spec_and_plan
 from attention_service.schemas.compare import CompareReport
 
 TYPES: Final = ("float32", "float32", "bfloat16", "float16", "float64")
-# Options that a random request may have beside those that its mistake needs.
-EXTRAS: Final = (
+# Options that a random request may have beside those that its mistake needs: of quick tests, whose seeds are chosen by
+# what they show, and of deep ones, which draw all that terms make.
+USUAL: Final = (
     "is_causal",
     "window",
     "key_mask",
@@ -36,6 +38,7 @@ EXTRAS: Final = (
     "clip_qkv",
     "past",
 )
+EVERY: Final = (*USUAL, *sorted(FIELDS - {*USUAL}))
 KEYS: Final = (23, 37, 67, 131)
 # Outputs are different ones if so many baselines are between them: both a kernel and a verdict may be off by two.
 APART: Final = 4.0
@@ -51,10 +54,13 @@ class Draw:
     wrong: Case
 
 
-def draw(seed: int, names: tuple[str, ...]) -> Draw | None:
-    """A random request to which these mistakes apply, one after the other; None if they do not apply to it."""
+def draw(seed: int, names: tuple[str, ...], extras: Sequence[str] = USUAL) -> Draw | None:
+    """A random request to which these mistakes apply, one after the other; None if they do not apply to it.
+
+    extras: options that it may have beside those that its mistakes need
+    """
     random = np.random.default_rng(seed)
-    recipe = random_recipe(random, names)
+    recipe = random_recipe(random, names, extras)
     fields = make_input(recipe, seed)
     spec, plan = make_spec_and_plan(Decoded(fields, frozenset()), allow_non_finite=True)
     case = make_case(spec, plan.dtype)
@@ -69,10 +75,10 @@ def shown(case: Case, name: str) -> Iterator[Case]:
     return (wrong for wrong in MUTANTS[name].edit(case) if wrong.tile is None or wrong.tile in case.tiles)
 
 
-def random_recipe(random: np.random.Generator, names: tuple[str, ...]) -> Recipe:
-    """A recipe of random options, sizes and type, to which these mistakes likely apply."""
+def random_recipe(random: np.random.Generator, names: tuple[str, ...], may_have: Sequence[str] = USUAL) -> Recipe:
+    """A recipe of random options, sizes and type, to which these mistakes likely apply. may_have: see `draw`, extras"""
     recipe = recipe_for(names)
-    extras = {name for name in EXTRAS if random.random() < 0.15}
+    extras = {name for name in may_have if random.random() < 0.15}
     if "causal.added" in names:
         extras.discard("is_causal")
     if recipe.normalization != "softmax":

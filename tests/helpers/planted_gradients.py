@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
+from attention_service.attention.terms import FIELDS
 from attention_service.codecs.decoded import Decoded
-from attention_service.comparison.gradients.case import make_case
+from attention_service.comparison.gradients.case import leaves, make_case
 from attention_service.comparison.gradients.mutants import GRADIENT_MUTANTS
 from attention_service.comparison.inputs import make_input
 from attention_service.comparison.recipes import Recipe
 from attention_service.library import attend
 from attention_service.pipeline.prepare import make_spec_and_plan
-from tests.helpers.planted import random_recipe
+from tests.helpers.planted import USUAL, random_recipe
 
 # The options that mistakes need.
 NEEDS: Final[dict[str, tuple[str, ...]]] = {
@@ -71,18 +72,22 @@ class GradientDraw:
     """A request, and the gradients that a kernel with a mistake returns for it, by name."""
 
     fields: dict[str, Any]
-    gradients: dict[str, np.ndarray]
+    gradients: dict[str, Any]
 
 
-def draw_gradients(seed: int, name: str) -> GradientDraw | None:
+def draw_gradients(seed: int, name: str, extras: Sequence[str] = USUAL) -> GradientDraw | None:
     """A random request to which a mistake applies, with its gradients; None if it does not apply to it.
+
+    extras: options that it may have beside those that the mistake needs
 
     The gradients are those of the mistake in float64, and the errors of the service in the type of the request.
     """
     random = np.random.default_rng(seed)
     mistake = name.removeprefix("grad.")
-    options = {"grad_output", *NEEDS.get(mistake, ())} | ({"grad_logsumexp"} if random.random() < 0.3 else set())
-    recipe = random_recipe(random, ())
+    field = mistake.removesuffix("_absent")
+    needs = NEEDS.get(mistake, (field,) if field in FIELDS else ())
+    options = {"grad_output", *needs} | ({"grad_logsumexp"} if random.random() < 0.3 else set())
+    recipe = random_recipe(random, (), extras)
     sizes: dict[str, Any] = {field: make(recipe) for field, make in SIZES.get(mistake, {}).items()}
     recipe = replace(recipe, **sizes)
     recipe = replace(recipe, options=recipe.options - WITHOUT.get(mistake, set()) | options)
@@ -96,9 +101,11 @@ def draw_gradients(seed: int, name: str) -> GradientDraw | None:
         if not variants:
             return None
         made = {**case.right, **variants[random.integers(len(variants))].run()}
-        own = attend(**fields)
-        found = {}
+        own = leaves(attend(**fields))
+        found: dict[str, Any] = {}
         for one, array in made.items():
-            service = np.asarray(own[one])
-            found[one] = (array + (service.astype(np.float64) - case.right[one])).astype(service.dtype)
+            service = own[one].astype(np.float64)
+            outer, _, inner = one.partition(".")
+            gradient = (array + (service - case.right[one])).astype(own[one].dtype)
+            found |= {outer: {**found.get(outer, {}), inner: gradient}} if inner else {outer: gradient}
     return GradientDraw(fields, found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -58,7 +58,7 @@ class Part(NamedTuple):
 
 
 class Cause(NamedTuple):
-    """A field of a request that hides keys, as outputs, pictures, the page and its documentation show it.
+    """How outputs, pictures, the page and its documentation show a term that hides keys.
 
     bit: in `hidden_by`; clients rely on it: it never changes
     tint: the colour of the keys that it hides, sRGB
@@ -67,7 +67,6 @@ class Cause(NamedTuple):
     hides: which keys, as the end of a sentence that begins with "hides a key"
     """
 
-    field: str
     bit: int
     tint: str
     reason: str
@@ -82,13 +81,15 @@ class Cause(NamedTuple):
 class ScoreTerm:
     """Base of all terms. Subclasses are frozen dataclasses.
 
+    field: of the request, which makes the term
     narrows: True if `columns` may leave keys out
     reads_query: True if it has `products`
     reads_offset: True if it reads `query_offset`
-    cause: the field of a request that hides keys by this term; None if it hides none
+    cause: how it is shown that the term hides keys; None if it hides none
     """
 
     __slots__ = ()
+    field: ClassVar[str]
     narrows: ClassVar[bool] = False
     reads_query: ClassVar[bool] = False
     reads_offset: ClassVar[bool] = False
@@ -98,6 +99,16 @@ class ScoreTerm:
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
         """The term of a request; None if the request has none. Errors: InvalidRequest of every kind."""
         raise NotImplementedError
+
+    @classmethod
+    def example(cls, random: np.random.Generator, sizes: Sizes) -> Any:
+        """A random value of the field, as a client sends it in layout bhld, for inputs of comparisons and suites."""
+        raise NotImplementedError
+
+    @classmethod
+    def noun(cls) -> str:
+        """The words for what the term does: "the kernel ignores" them."""
+        return cls.field if cls.cause is None else cls.cause.name
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:

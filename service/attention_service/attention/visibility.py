@@ -57,8 +57,8 @@ def hiding_bits(terms: Iterable[ScoreTerm], tile: Tile, load: Load) -> Array:
 
 def causes(terms: Iterable[ScoreTerm]) -> dict[str, int]:
     """The fields of a request that may hide keys, by its terms, with their bits in `hidden_by`, in ascending order."""
-    present = [term.cause for term in terms if term.cause is not None]
-    return {cause.field: cause.bit for cause in sorted(present, key=lambda cause: cause.bit)}
+    present = [(term.cause.bit, term.field) for term in terms if term.cause is not None]
+    return {field: bit for bit, field in sorted(present)}
 
 
 def additions(terms: Iterable[ScoreTerm], tile: Tile, load: Load) -> list[Array]:

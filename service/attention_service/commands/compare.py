@@ -73,7 +73,9 @@ def run_compare(options: argparse.Namespace) -> int:
     with formats.errors_as_checks(suite, options.format):
         if any(Path(name).is_dir() for name in names):
             return _run_recordings(options, [*map(Path, names)], suite)
-        return _print_report(_report(options), suite, options.format)
+        function = options.actual if options.actual is not None and targets.is_target(options.actual) else None
+        request = None if options.request == "-" else options.request
+        return _print_report(_report(options), suite, options.format, request, function)
 
 
 def _run_recordings(options: argparse.Namespace, paths: list[Path], suite: str) -> int:
@@ -96,14 +98,19 @@ def _run_recordings(options: argparse.Namespace, paths: list[Path], suite: str) 
     return _print_report(report, suite, options.format)
 
 
-def _print_report(report: CompareReport, suite: str, format_name: str) -> int:
-    """Print a report in a format, and return the exit status."""
-    from attention_service.comparison.text import as_text
+def _print_report(
+    report: CompareReport, suite: str, format_name: str, request: str | None = None, function: str | None = None
+) -> int:
+    """Print a report in a format, and return the exit status. request: its file; function: the kernel, if it is one"""
+    from attention_service.comparison.next_command import next_command
+    from attention_service.comparison.text import in_short
 
     if format_name in formats.FORMATS:
         print(formats.FORMATS[format_name](suite, formats.checks_of_report(report)))
+    elif format_name == "json":
+        print(report.model_dump_json(indent=2))
     else:
-        print(report.model_dump_json(indent=2) if format_name == "json" else as_text(report))
+        print(in_short(report, next_command(report, request, function)))
     verdicts = [report.verdict] if report.against is None else [report.verdict, report.against.verdict]
     statuses = {STATUSES[verdict.status] for verdict in verdicts}
     return 1 if 1 in statuses else max(statuses)

@@ -51,6 +51,8 @@ METHODS_OF_TERMS: Final = frozenset(
         "reads_query",
         "reads_offset",
         "of",
+        "example",
+        "noun",
         "columns",
         "visible_columns",
     }

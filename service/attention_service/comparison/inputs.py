@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from attention_service.attention.arrays import FLOATS
+from attention_service.attention.score_term import ScoreTerm
 from attention_service.attention.spec import Window
+from attention_service.attention.terms import POSITIONAL, TERMS
 from attention_service.backends.base import Check
 from attention_service.backends.threads import TilePool
 from attention_service.codecs.decoded import Decoded
@@ -18,8 +21,9 @@ from attention_service.comparison.case import TILES, make_case
 from attention_service.comparison.evidence import Evidence
 from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.power import Power, power
-from attention_service.comparison.recipes import POSITIONAL, Recipe
+from attention_service.comparison.recipes import Recipe
 from attention_service.comparison.samples import MAX_SCORES, WHOLE, choose_sample
+from attention_service.errors import InvalidRequest
 from attention_service.pipeline.prepare import make_spec_and_plan
 
 # Seeds that are tried for a request that shows as much as possible, and how many of them in a row may show no more.
@@ -67,12 +71,6 @@ def make_input(recipe: Recipe, seed: int) -> dict[str, Any]:
     return found
 
 
-def _mask(random: np.random.Generator, recipe: Recipe) -> np.ndarray:
-    mask = random.random((recipe.batch, recipe.heads, recipe.queries, recipe.keys)) < 0.6
-    mask[0, 0, recipe.queries // 3] = False  # a row that sees nothing
-    return mask
-
-
 def _norm(random: np.random.Generator, recipe: Recipe, features: int, *, rotates: bool = True) -> dict[str, Any]:
     """A norm with weights. features: of all heads"""
     options = {name: option for name, option in recipe.norm.items() if rotates or name != "position"}
@@ -88,33 +86,23 @@ def _sides(window: Window) -> dict[str, int]:
     return {side: width for side, width in found.items() if width is not None}
 
 
-def _floats(array: np.ndarray, recipe: Recipe) -> np.ndarray:
-    return array.astype(np.float32 if recipe.dtype != "float64" else np.float64)
+def _floats(value: Any, recipe: Recipe) -> Any:
+    """A value of a field, whose arrays of numbers are float32 unless the request is float64."""
+    if isinstance(value, dict):
+        return {name: _floats(item, recipe) for name, item in value.items()}
+    is_array = isinstance(value, np.ndarray) and value.dtype.kind == "f"
+    return value.astype(np.float32 if recipe.dtype != "float64" else np.float64) if is_array else value
+
+
+def _example(kind: type[ScoreTerm], random: np.random.Generator, recipe: Recipe) -> Any:
+    return _floats(kind.example(random, recipe.sizes), recipe)
 
 
 # The value of each option of a request.
 OPTIONS: Final[dict[str, Callable[[np.random.Generator, Recipe], Any]]] = {
-    "is_causal": lambda random, recipe: True,
+    **{kind.field: partial(_example, kind) for kind in TERMS},
     "window": lambda random, recipe: _sides(recipe.window),
     "chunk_size": lambda random, recipe: recipe.chunk_size,
-    "mask": _mask,
-    "key_mask": lambda random, recipe: random.random((recipe.batch, recipe.keys)) < 0.7,
-    "query_lengths": lambda random, recipe: random.integers(recipe.queries // 2, recipe.queries, recipe.batch),
-    "key_lengths": lambda random, recipe: random.integers(recipe.keys // 2, recipe.keys, recipe.batch),
-    "segment_ids": lambda random, recipe: {
-        "query": random.integers(0, 2, (recipe.batch, recipe.queries)),
-        "key": random.integers(0, 2, (recipe.batch, recipe.keys)),
-    },
-    "selected_keys": lambda random, recipe: random.integers(
-        -1, recipe.keys, (recipe.batch, recipe.heads, recipe.queries, recipe.keys // 3)
-    ),
-    "bias": lambda random, recipe: _floats(random.normal(size=(1, recipe.heads, recipe.queries, recipe.keys)), recipe),
-    "alibi_slopes": lambda random, recipe: _floats(2.0 ** -np.arange(1, recipe.heads + 1), recipe),
-    "relative_keys": lambda random, recipe: {
-        "key": _floats(random.normal(size=(recipe.heads, recipe.queries + recipe.keys - 1, recipe.head_dim)), recipe),
-        "first": 1 - recipe.queries,
-        "query_bias": _floats(random.normal(size=(recipe.heads, recipe.head_dim)), recipe),
-    },
     "softcap": lambda random, recipe: recipe.softcap or 3.0,
     "clip_qkv": lambda random, recipe: recipe.clip or 0.8,
     "sinks": lambda random, recipe: _floats(
@@ -212,7 +200,10 @@ def _tried(
 ) -> Iterator[Suggestion]:
     for tried in range(seed, seed + TRIES):
         fields = make_input(recipe, tried)
-        found = power_of(fields, names, check, recipe.tiles, wanted, pool)
+        try:
+            found = power_of(fields, names, check, recipe.tiles, wanted, pool)
+        except InvalidRequest:
+            continue  # options that cannot stand together in these sizes, which is no error of the caller
         same = {name for group in found.indistinguishable if len({*group} & {*wanted}) > 1 for name in group}
         shown = {*found.killed} - (same if apart else set())
         yield Suggestion(tried, fields, tuple(name for name in wanted if name in shown))

@@ -6,10 +6,14 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
+import numpy as np
+
 from attention_service.attention.arrays import FLOATS, compute_dtype
 from attention_service.attention.cost import arrays_of, copied_bytes, peak_bytes, tile_bytes
 from attention_service.attention.planning import make_plan
+from attention_service.attention.score_term import ScoreTerm
 from attention_service.attention.shapes import Sizes
+from attention_service.attention.terms import TERMS
 from attention_service.attention.terms.relative import RelativeKeys
 from attention_service.attention.tiles import Tiling
 from attention_service.comparison.case import TILES, Case
@@ -54,8 +58,18 @@ OUTPUT_COPIES: Final = 6
 GRADIENT_ANSWERS: Final = 240
 # The objects of a comparison: cases, candidates, hypotheses and the report.
 OBJECTS: Final = 2**22
-# The arrays of a made input with a number for each score.
-TABLES: Final = frozenset({"mask", "bias", "selected_keys"})
+SMALL: Final = Sizes(num_heads=2, num_kv_heads=2, batch_size=2, query_length=7, key_length=11, head_dim=1, value_dim=1)
+
+
+def _is_table(kind: type[ScoreTerm]) -> bool:
+    """True if a made input has as many numbers for a term as a head has scores."""
+    value = kind.example(np.random.default_rng(0), SMALL)
+    arrays = value.values() if isinstance(value, dict) else [value]
+    return sum(np.size(array) for array in arrays) >= SMALL.query_length * SMALL.key_length
+
+
+# The fields of made inputs with about a number for each score.
+TABLES: Final = frozenset(kind.field for kind in TERMS if _is_table(kind))
 
 
 def comparison_bytes(question: Question, workers: int = 1) -> int:
@@ -107,16 +121,7 @@ def recipes(question: Question) -> tuple[Recipe, Recipe]:
 
 def suggestion_bytes(recipe: Recipe, names: tuple[str, ...], workers: int = 1) -> int:
     """Upper bound of the memory of `suggest`, in bytes. names, workers: see Work"""
-    sizes = Sizes(
-        num_heads=recipe.heads,
-        num_kv_heads=recipe.kv_heads,
-        batch_size=recipe.batch,
-        query_length=recipe.queries,
-        key_length=recipe.keys,
-        head_dim=recipe.head_dim,
-        value_dim=recipe.value_dim,
-    )
-    work = Work(sizes, names, recipe.value_dim, scores=made_scores(names), outputs=MADE_OUTPUTS, room=MADE_ROOM)
+    work = Work(recipe.sizes, names, recipe.value_dim, scores=made_scores(names), outputs=MADE_OUTPUTS, room=MADE_ROOM)
     work = replace(work, options=len(recipe.options), workers=workers)
     width = compute_dtype(FLOATS[recipe.dtype]).itemsize
     tables = len(TABLES & recipe.options) * prod((recipe.batch, recipe.heads, recipe.queries, recipe.keys))

@@ -45,8 +45,7 @@ class Power:
     @property
     def ignored(self) -> tuple[str, ...]:
         """Names of mistakes that leave an option of the request out, and that it cannot show."""
-        endings = (".absent", ".ignored")
-        return tuple(name for name in self.survivors if name.endswith(endings) and name != "scale.absent")
+        return tuple(filter(is_left_out, self.survivors))
 
     @property
     def is_weak(self) -> bool:
@@ -55,6 +54,11 @@ class Power:
             sum(not name.startswith("precision.") for name in names) for names in (self.survivors, self.killed)
         )
         return survivors > killed
+
+
+def is_left_out(name: str) -> bool:
+    """True for the name of a mistake that leaves an option of the request out."""
+    return name.endswith((".absent", ".ignored")) and name != "scale.absent"
 
 
 def no_power(tolerances: Collection[Tolerance]) -> Power:

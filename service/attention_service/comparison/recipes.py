@@ -10,6 +10,8 @@ import numpy as np
 
 from attention_service.attention.shapes import Sizes
 from attention_service.attention.spec import AttentionSpec, Rotary, Window
+from attention_service.attention.terms import FIELDS as TERMS
+from attention_service.attention.terms import POSITIONAL
 from attention_service.comparison.case import TILES, Case
 from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.samples import MAX_HEADS
@@ -76,8 +78,21 @@ class Recipe:
     normalization: str = "softmax"
     tiles: tuple[int, ...] = TILES
 
+    @property
+    def sizes(self) -> Sizes:
+        """The lengths of all axes."""
+        return Sizes(
+            num_heads=self.heads,
+            num_kv_heads=self.kv_heads,
+            batch_size=self.batch,
+            query_length=self.queries,
+            key_length=self.keys,
+            head_dim=self.head_dim,
+            value_dim=self.value_dim,
+        )
 
-# The options that let mistakes of a group show.
+
+# The options that let mistakes of a group show; a group that is named for the field of a term needs that field.
 NEEDS: Final[dict[str, tuple[str, ...]]] = {
     "causal": ("is_causal",),
     "chunk": ("chunk_size",),
@@ -102,17 +117,25 @@ NEEDS: Final[dict[str, tuple[str, ...]]] = {
 
 
 # The options of a request that made inputs have.
-MADE: Final = frozenset({"query_lengths", "key_lengths", "grad_output", "grad_logsumexp"}).union(*NEEDS.values()) - {
-    "past"
-}
+MADE: Final = TERMS.union({"grad_output", "grad_logsumexp"}, *NEEDS.values()) - {"past"}
+
+
+def _needs(group: str) -> tuple[str, ...]:
+    """The options that let the mistakes of a group show."""
+    return NEEDS.get(group, (group,) if group in TERMS else ())
+
+
+def _is_given(value: Any) -> bool:
+    """True for the value of a field that a request has."""
+    return value is not None and value is not False
 
 
 def options_of(names: Iterable[str], spec: AttentionSpec) -> tuple[str, ...]:
     """The fields of a request that mistakes are about, by the names of these."""
     groups = dict.fromkeys(name.partition(".")[0] for name in names)
     fields = {"padding": ("key_mask", "key_lengths"), "cache": ("past_key",), "norm": NEEDS["norm"][:-1]}
-    about = (field for group in groups for field in fields.get(group, NEEDS.get(group, ())[:1]))
-    return tuple(name for name in about if getattr(spec, name) is not None)
+    about = (field for group in groups for field in fields.get(group, _needs(group)[:1]))
+    return tuple(name for name in about if _is_given(getattr(spec, name)))
 
 
 # Mistakes that need an option of norms.
@@ -140,7 +163,7 @@ FIELDS: Final[dict[str, dict[str, Any]]] = {
 def recipe_for(names: Iterable[str], tiles: tuple[int, ...] = TILES) -> Recipe:
     """The recipe of a request that mistakes of these names apply to. tiles: see Case"""
     groups = {name.partition(".")[0] for name in names}
-    options = {option for group in groups for option in NEEDS.get(group, ())}
+    options = {option for group in groups for option in _needs(group)}
     if "causal.added" in names:
         options -= {"is_causal"}
     found = Recipe(frozenset(options), tiles=tiles)
@@ -177,9 +200,7 @@ def recipe_of(case: Case, wanted: Collection[str] = (), tiles: tuple[int, ...] =
 
 def recipe_for_sizes(spec: AttentionSpec, sizes: Sizes, dtype: np.dtype, tiles: tuple[int, ...]) -> Recipe:
     """The recipe of a small request with the options of a spec. tiles: those that its keys should fill twice"""
-    options = {name for name in MADE if getattr(spec, name) is not None}
-    if not spec.is_causal:
-        options.remove("is_causal")
+    options = {name for name in MADE if _is_given(getattr(spec, name))}
     if spec.past_key is not None:
         options.add("past")
     has_offset = spec.query_offset is not None or spec.past_key is not None
@@ -285,7 +306,3 @@ def _narrowed(window: Window | None) -> Window:
         return Window(*WINDOW)
     left, right = (None if width is None else min(width, MAX_REACH) for width in (window.left, window.right))
     return Window(left, right)
-
-
-# The options that read query_offset.
-POSITIONAL: Final = frozenset({"is_causal", "window", "chunk_size", "alibi_slopes", "relative_keys"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -10,7 +10,8 @@ import numpy as np
 
 from attention_service.attention.plan import Plan
 from attention_service.attention.planning import make_plan
-from attention_service.attention.spec import AttentionSpec
+from attention_service.attention.score_term import ScoreTerm
+from attention_service.attention.tile import Tile
 from attention_service.backends.base import Backend, Check, no_check
 from attention_service.comparison.actual import read_actual
 from attention_service.comparison.baseline import CORRECT, arrays_of, legal_errors, limit, stored_dtype
@@ -29,6 +30,12 @@ TILES: Final = (64, 128, 32, 16, 256, 512)
 PART: Final = 2**17
 # Copies of scores that live at the same time, for which there is as much memory as for keys and values.
 COPIES: Final = 8
+# Keys that are asked which rows see them: so many spread ones, and as many at which terms begin or end to hide. A term
+# that takes more bytes than this for one key, beside its mask, is not asked.
+PROBED: Final = 32
+BYTES: Final = 2**20
+# A term that begins or ends to hide at more keys than this has no structure.
+FEW: Final = 8
 
 
 @np.errstate(all="ignore")
@@ -48,7 +55,7 @@ def compare_rows(question: Question, backend: Backend, count: int, check: Check 
     spec = question.cast_spec
     names = tuple(name for name in question.actual if name != "output")
     exact = make_plan(spec._replace(dtype="float64", backend="numpy", device="cpu", include=names, top_k=None))  # type: ignore[arg-type]  # names of arrays
-    rows = chosen_rows(question.spec, plan, count)
+    rows = chosen_rows(plan, count)
     actual = read_actual(question.actual, exact, base2=question.base2, field=question.field, rows=rows)
     if actual.as_sent.keys() != actual.canonical.keys():
         return None
@@ -134,12 +141,12 @@ def _parts(case: Case, batches: np.ndarray, heads: np.ndarray, count: int) -> It
                 yield Sample(batches[batch : batch + together], heads[head : head + step], rows)
 
 
-def chosen_rows(spec: AttentionSpec, plan: Plan, count: int) -> np.ndarray:
+def chosen_rows(plan: Plan, count: int) -> np.ndarray:
     """So many rows in ascending order: ends of sequences, edges of what hides keys, of tiles, then evenly spread."""
     queries = plan.sizes.query_length
     if count >= queries:
         return np.arange(queries)
-    near = {edge + side for edge in _edges(spec, plan) for side in (-1, 0)}
+    near = {edge + side for edge in _edges(plan) for side in (-1, 0)}
     edges = np.array(sorted(row for row in near if 0 < row < queries - 1), np.int64)
     if len(edges) > count // 2:
         edges = edges[np.linspace(0, len(edges) - 1, count // 2).round().astype(np.int64)]
@@ -150,22 +157,54 @@ def chosen_rows(spec: AttentionSpec, plan: Plan, count: int) -> np.ndarray:
     return np.sort(np.array([*wanted][:count], np.int64))
 
 
-def _edges(spec: AttentionSpec, plan: Plan) -> Iterator[int]:
-    """Rows before which the keys that are visible change by more than one."""
-    # Python's integers, as those of a request may be of any size.
-    offsets = np.asarray(plan.roles.past_length if spec.query_offset is None else spec.query_offset, object)
-    keys = plan.sizes.key_length
-    positions = [0, keys]
-    if spec.window is not None:
-        sides = (spec.window.left, spec.window.right)
-        positions += [edge for side in sides if side is not None for edge in (side + 1, keys - side)]
-    if spec.chunk_size is not None:
-        positions += [spec.chunk_size, (keys - 1) // spec.chunk_size * spec.chunk_size]
-    yield from (position - offset for position in positions for offset in {*offsets.flat})
-    if spec.key_lengths is not None:
-        yield from np.unique(np.asarray(spec.key_lengths, object) - offsets).tolist()
-    if spec.query_lengths is not None:
-        yield from np.unique(spec.query_lengths).tolist()
-    ids = None if spec.segment_ids is None else spec.segment_ids.query
-    if ids is not None:
-        yield from np.unique(np.nonzero(np.diff(np.atleast_2d(ids), axis=-1))[1] + 1).tolist()
+def _edges(plan: Plan) -> set[int]:
+    """Rows before which the keys that are visible change by more than one, by what each term says of some keys.
+
+    A term that reads the offset moves with the row. What counts of it: changes of the first and the last key, of keys
+    at which another term begins or ends to hide, and of more than two keys at once. Of other terms all changes count,
+    unless a quarter of the rows has some, as in a mask of random booleans.
+    """
+    queries, keys = plan.sizes.query_length, plan.sizes.key_length
+    terms = [term for term in plan.terms if type(term).visible is not ScoreTerm.visible]
+    ends = _ends_of_keys(terms, plan)
+    where = np.flatnonzero(ends.any(axis=0))
+    where = where[np.linspace(0, len(where) - 1, min(len(where), PROBED)).round().astype(np.int64)]
+    probed = np.unique([*np.linspace(0, keys - 1, min(keys, PROBED)).round().astype(np.int64), *where])
+    found: set[int] = set()
+    for term in terms:
+        if term.visible_bytes((plan.sizes.batch_size, 1, queries, 1))[1] > BYTES:
+            continue
+        changed = np.zeros((plan.sizes.batch_size, queries - 1), np.uint8)
+        is_edge = np.zeros(changed.shape, bool)
+        for key in probed:
+            seen = _seen(term, plan, slice(0, queries), slice(key, key + 1))[..., 0]
+            changes = seen[:, 1:] != seen[:, :-1]
+            changed += changes
+            is_edge |= changes & ends[:, key, None]
+        is_edge |= changed > (2 if term.reads_offset else 0)
+        rows = np.flatnonzero(is_edge.any(axis=0)) + 1
+        if term.reads_offset or len(rows) <= queries // 4:
+            found |= {*rows.tolist()}
+    return found
+
+
+def _ends_of_keys(terms: Iterable[ScoreTerm], plan: Plan) -> np.ndarray:
+    """Which keys (b, k) are the first, the last, or one at which a term begins or ends to hide, whatever the row."""
+    queries, keys = plan.sizes.query_length, plan.sizes.key_length
+    found = np.zeros((plan.sizes.batch_size, keys), bool)
+    found[:, [0, -1]] = True
+    for term in (term for term in terms if not term.reads_offset):
+        for row in {0, queries // 2, queries - 1}:
+            seen = _seen(term, plan, slice(row, row + 1), slice(0, keys))[:, 0]
+            changes = seen[:, 1:] != seen[:, :-1]
+            found[:, 1:] |= changes & (np.count_nonzero(changes, axis=-1, keepdims=True) <= FEW)
+    return found
+
+
+def _seen(term: ScoreTerm, plan: Plan, rows: slice, keys: slice) -> np.ndarray:
+    """Which of these keys each row of the first head sees by one term alone, (b, r, k)."""
+    one = slice(0, 1)
+    tile = Tile(slice(0, plan.sizes.batch_size), one, one, rows, keys)
+    seen = term.visible(tile, np.asarray)
+    shape = (plan.sizes.batch_size, rows.stop - rows.start, keys.stop - keys.start)
+    return np.broadcast_to(np.True_ if seen is None else seen[:, 0], shape)

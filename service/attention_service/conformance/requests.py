@@ -11,8 +11,9 @@ from typing import Any, Final, Self
 import numpy as np
 
 from attention_service.attention.arrays import FLOATS
+from attention_service.attention.terms import POSITIONAL
 from attention_service.comparison.inputs import COTANGENTS, OPTIONS, make_input
-from attention_service.comparison.recipes import HEAD_DIM, POSITIONAL, Recipe
+from attention_service.comparison.recipes import HEAD_DIM, Recipe
 from attention_service.conformance import changes
 from attention_service.conformance.changes import Fields
 from attention_service.conformance.corners import COMBINED, CORNERS, TILE_CORNERS, TYPES, Corner

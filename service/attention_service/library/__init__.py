@@ -1,7 +1,7 @@
 """The engine without HTTP: `from attention_service import attend`.
 
 - functions: attend(), compare() and assert_attention() with all their parameters, generated from the schemas
-- assertion: what assert_attention() does with a report, WeakInputs
+- assertion: what assert_attention() does with a report, WeakInputs, WrongOutput
 - calls: what they do with their arguments; frames: labels from data frames
 - result: what attend() returns, page: as one HTML file; report: what compare() returns
 - engines: call() and merge(), for calls of other libraries; engine_calls: compare_call() and assert_call()
@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from attention_service.library.assertion import WeakInputs
+from attention_service.library.assertion import WeakInputs, WrongOutput
 from attention_service.library.calls import backends
 from attention_service.library.engine_calls import assert_call, compare_call
 from attention_service.library.engines import CallResult, call, merge
@@ -21,6 +21,7 @@ __all__ = [
     "AttentionResult",
     "CallResult",
     "WeakInputs",
+    "WrongOutput",
     "assert_attention",
     "assert_call",
     "attend",

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+from attention_service.comparison.next_command import next_command
+from attention_service.comparison.text import in_short
 from attention_service.schemas.compare import CompareReport
 
 
-class WeakInputs(AssertionError):
+class _Reported(AssertionError):
+    """An assertion that failed, with all that is known. report: that `print` shows as a whole"""
+
+    def __init__(self, message: str, report: CompareReport) -> None:
+        super().__init__(message)
+        self.report = report
+
+
+class WrongOutput(_Reported):
+    """What a kernel returned is wrong or imprecise."""
+
+
+class WeakInputs(_Reported):
     """Nothing wrong was seen, but the inputs cannot show whether an option of the request is applied."""
 
 
-def checked(report: CompareReport, must_show: str | None) -> CompareReport:
+def checked(report: CompareReport, must_show: str | None, function: str | None = None) -> CompareReport:
     """The report of an output that is not known to be wrong. must_show: options or None, see assert_attention
 
-    Errors: AssertionError for one that is wrong or imprecise, WeakInputs.
+    function: the kernel as `module:function`, if it is known
+
+    Errors: WrongOutput for one that is wrong or imprecise, WeakInputs.
     """
     __tracebackhide__ = True  # pytest then shows the line of the test
     if report.verdict.status in ("imprecise", "wrong"):
-        raise AssertionError(str(report))
+        raise WrongOutput(in_short(report, next_command(report, function=function)), report)
     if must_show and report.power.options:
-        better = report.next_input
-        seed = "" if better is None else f"; inputs of seed {better.seed} show {', '.join(better.kills)}"
-        unseen = ", ".join(report.power.options)
-        raise WeakInputs(f"Nothing wrong was seen; these inputs cannot show: {unseen}{seed} (see report.next_input)")
+        unseen, then = ", ".join(report.power.options), next_command(report)
+        more = "" if then is None else f"\n  next: {then}"
+        raise WeakInputs(f"Nothing wrong was seen; these inputs cannot show: {unseen}{more}", report)
     return report

@@ -89,7 +89,7 @@ def assert_call(
 
         assert_call(flash_attn_varlen_func, q=q, k=k, v=v, cu_seqlens_q=bounds, cu_seqlens_k=bounds, causal=True)
 
-    The message of the error is the report as text. Tensors may be on any device.
+    The error says what is wrong in a few lines, its `report` all. Tensors may be on any device.
 
     Args:
         function: A function of a library, or one that takes the arguments of one. It is called with those that it has
@@ -113,7 +113,8 @@ def assert_call(
         _question(name, arguments, None, version, dtype, others)  # arguments are refused before it runs
         if (actual := function(**taken(function, arguments))) is None:
             raise MissingField.at("/actual", "what the function returned", "None")
-        return checked(_compared(_question(name, arguments, actual, version, dtype, others, count)), None)
+        report = _compared(_question(name, arguments, actual, version, dtype, others, count))
+        return checked(report, None, _address(function))
     except InvalidRequest as error:
         raise error.with_traceback(None) from None
 
@@ -184,6 +185,12 @@ def named(function: Callable[..., Any], call: str | None, version: int | None) -
         if (name := f"{library}.{own}") in FUNCTIONS:
             return name, known if version is None else version
     raise MissingField.at("/call", "the name of the function that it stands for", "none", near(own, FUNCTIONS))
+
+
+def _address(function: Callable[..., Any]) -> str | None:
+    """A function as `module:function`; None for one that no other program can import."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    return f"{module}:{name}" if module not in (None, "__main__") and name.isidentifier() else None
 
 
 def _bound(function: Callable[..., Any], positional: tuple[Any, ...], arguments: Mapping[str, Any]) -> dict[str, Any]:

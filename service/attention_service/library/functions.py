@@ -478,7 +478,7 @@ def assert_attention(
 
         assert_attention(my_kernel(query, key, value), query, key, value, is_causal=True)
 
-    The message of the error is the report as text. All other arguments are those of `attend`.
+    The error says what is wrong in a few lines, its `report` all. All other arguments are those of `attend`.
 
     Args:
         actual: The output; a tuple of output and logsumexp; a dict of arrays by their names in a response (output,

@@ -3,9 +3,9 @@
 A key is visible to a query only if every term allows it. What terms add is added to the scaled and capped scores; what
 they multiply with queries, to the products of query and key.
 
-To add a term write a class with `of`, and with `visible` and `cause`, `added` or `products`, and put it into the TERMS
-of its module. The dense backend, the cost model and the tiles use nothing but these. Fast paths refuse it until they
-are taught.
+To add a term write a class with `field`, `of` and `example`, and with `visible` and `cause`, `added` or `products`, and
+put it into the TERMS of its module. The dense backend, the cost model, the tiles and the comparison use nothing but
+these. Fast paths refuse it until they are taught.
 
 Shapes in comments: b batch, h heads, r the queries of a tile, k its keys. `load` takes a NumPy array to the library
 and device of the backend; arrays that it returns know comparison, `&`, `~`, arithmetic and `abs`.
@@ -28,10 +28,12 @@ TERMS: Final[tuple[type[ScoreTerm], ...]] = (
     *selected.TERMS,
 )
 # By the field that hides a key, in the order of their bits.
-CAUSES: Final = {
-    cause.field: cause
-    for cause in sorted((kind.cause for kind in TERMS if kind.cause is not None), key=lambda cause: cause.bit)
-}
+CAUSES: Final = dict(
+    sorted(((kind.field, kind.cause) for kind in TERMS if kind.cause is not None), key=lambda named: named[1].bit)
+)
+# The fields that make terms, and those of them whose meaning `query_offset` changes.
+FIELDS: Final = frozenset(kind.field for kind in TERMS)
+POSITIONAL: Final = frozenset(kind.field for kind in TERMS if kind.reads_offset)
 
 
 def make_terms(spec: AttentionSpec, frame: Frame) -> tuple[ScoreTerm, ...]:

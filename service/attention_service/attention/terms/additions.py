@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 
@@ -23,9 +23,8 @@ class Bias(ScoreTerm):
     """Numbers (b, h, q, k), each axis full or 1; -inf hides."""
 
     numbers: np.ndarray
-    cause: ClassVar[Cause | None] = Cause(
-        "bias", 256, "#a0522d", "the bias (minus infinity is added)", "where it is −∞"
-    )
+    field: ClassVar[str] = "bias"
+    cause: ClassVar[Cause | None] = Cause(256, "#a0522d", "the bias (minus infinity is added)", "where it is −∞")
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
@@ -36,6 +35,10 @@ class Bias(ScoreTerm):
             raise InvalidArray.of("/bias", "numbers, added to the scores", spec.bias, "send booleans as mask")
         numbers = cast(spec.bias, frame.dtype, "/bias", minus_infinity=True)
         return cls(align(numbers, frame.axes, frame.sizes, "bias"))
+
+    @classmethod
+    def example(cls, random: np.random.Generator, sizes: Sizes) -> Any:
+        return random.normal(size=(1, sizes.num_heads, sizes.query_length, sizes.key_length))
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
@@ -75,6 +78,7 @@ class Alibi(ScoreTerm):
 
     slopes: np.ndarray
     offset: np.ndarray
+    field: ClassVar[str] = "alibi_slopes"
     reads_offset: ClassVar[bool] = True
 
     @classmethod
@@ -84,6 +88,10 @@ class Alibi(ScoreTerm):
             return None
         slopes = per_head(spec.alibi_slopes, "/alibi_slopes", frame.sizes.num_heads, frame.dtype)
         return cls(slopes, frame.offset(spec).astype(frame.dtype))
+
+    @classmethod
+    def example(cls, random: np.random.Generator, sizes: Sizes) -> Any:
+        return 2.0 ** -np.arange(1, sizes.num_heads + 1)
 
     def added(self, tile: Tile, load: Load) -> Array | None:
         return self._distances(tile, load) * load(-self.slopes[tile.heads, None, None])

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 
 from attention_service.attention.array_functions import Array
 from attention_service.attention.arrays import integers, is_number, per_token, within
 from attention_service.attention.score_term import Cause, Frame, Load, ScoreTerm
-from attention_service.attention.shapes import align
+from attention_service.attention.shapes import Sizes, align
 from attention_service.attention.spec import AttentionSpec
 from attention_service.attention.tile import Tile, part_of
 from attention_service.errors import InvalidArray, MissingField, ShapeMismatch, shape
@@ -21,9 +21,8 @@ class Mask(ScoreTerm):
     """Booleans (b, h, q, k), each axis full or 1; True = visible."""
 
     booleans: np.ndarray
-    cause: ClassVar[Cause | None] = Cause(
-        "mask", 1, "#b5466f", "the mask (false for this query and key)", "where it is false"
-    )
+    field: ClassVar[str] = "mask"
+    cause: ClassVar[Cause | None] = Cause(1, "#b5466f", "the mask (false for this query and key)", "where it is false")
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
@@ -31,6 +30,13 @@ class Mask(ScoreTerm):
         if spec.mask is None:
             return None
         return cls(align(_booleans(spec.mask, "/mask"), frame.axes, frame.sizes, "mask"))
+
+    @classmethod
+    def example(cls, random: np.random.Generator, sizes: Sizes) -> Any:
+        shape = (sizes.batch_size, sizes.num_heads, sizes.query_length, sizes.key_length)
+        mask = random.random(shape) < 0.6
+        mask[0, 0, sizes.query_length // 3] = False  # a row that sees nothing
+        return mask
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
@@ -44,9 +50,8 @@ class KeyMask(Mask):
     """Keys (b or 1, 1, 1, k); False hides a key from all queries."""
 
     __slots__ = ()
-    cause: ClassVar[Cause | None] = Cause(
-        "key_mask", 2, "#2f81a8", "the key mask (false for this key)", "where it is false"
-    )
+    field: ClassVar[str] = "key_mask"
+    cause: ClassVar[Cause | None] = Cause(2, "#2f81a8", "the key mask (false for this key)", "where it is false")
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
@@ -58,13 +63,18 @@ class KeyMask(Mask):
             raise ShapeMismatch.of("/key_mask", f"{shape((k,))} or {shape((b, k))}", keys)
         return cls(keys.reshape(-1, 1, 1, k))
 
+    @classmethod
+    def example(cls, random: np.random.Generator, sizes: Sizes) -> Any:
+        return random.random((sizes.batch_size, sizes.key_length)) < 0.7
+
 
 class KeyLengths(KeyMask):
     """Keys beyond `key_lengths` are padding."""
 
     __slots__ = ()
+    field: ClassVar[str] = "key_lengths"
     cause: ClassVar[Cause | None] = Cause(
-        "key_lengths", 4, "#3b6ea8", "key padding (the key comes after those that count)", "that is padding"
+        4, "#3b6ea8", "key padding (the key comes after those that count)", "that is padding"
     )
 
     @classmethod
@@ -75,13 +85,17 @@ class KeyLengths(KeyMask):
         real = _real_tokens(spec.key_lengths, "/key_lengths", frame.sizes.batch_size, frame.sizes.key_length)
         return cls(real[:, None, None, :])
 
+    @classmethod
+    def example(cls, random: np.random.Generator, sizes: Sizes) -> Any:
+        return random.integers(sizes.key_length // 2, sizes.key_length, sizes.batch_size)
+
 
 class QueryLengths(Mask):
     """Queries (b or 1, 1, q, 1); False is padding, which sees no key and is not counted as a masked row."""
 
     __slots__ = ()
+    field: ClassVar[str] = "query_lengths"
     cause: ClassVar[Cause | None] = Cause(
-        "query_lengths",
         8,
         "#5b8db8",
         "query padding (the query comes after those that count)",
@@ -96,6 +110,10 @@ class QueryLengths(Mask):
         real = _real_tokens(spec.query_lengths, "/query_lengths", frame.sizes.batch_size, frame.sizes.query_length)
         return cls(real[:, None, :, None])
 
+    @classmethod
+    def example(cls, random: np.random.Generator, sizes: Sizes) -> Any:
+        return random.integers(sizes.query_length // 2, sizes.query_length, sizes.batch_size)
+
 
 @dataclass(frozen=True, slots=True)
 class Segments(ScoreTerm):
@@ -103,8 +121,9 @@ class Segments(ScoreTerm):
 
     query: np.ndarray
     key: np.ndarray
+    field: ClassVar[str] = "segment_ids"
     cause: ClassVar[Cause | None] = Cause(
-        "segment_ids", 16, "#1a7f64", "segments (query and key are in different ones)", "with another id than the query"
+        16, "#1a7f64", "segments (query and key are in different ones)", "with another id than the query"
     )
 
     @classmethod
@@ -120,6 +139,11 @@ class Segments(ScoreTerm):
             per_token(ids.query, "/segment_ids/query", sizes.batch_size, sizes.query_length),
             per_token(ids.key, "/segment_ids/key", sizes.batch_size, sizes.key_length),
         )
+
+    @classmethod
+    def example(cls, random: np.random.Generator, sizes: Sizes) -> Any:
+        lengths = {"query": sizes.query_length, "key": sizes.key_length}
+        return {role: random.integers(0, 2, (sizes.batch_size, length)) for role, length in lengths.items()}
 
     def visible(self, tile: Tile, load: Load) -> Array | None:
         ids = load(part_of(self.query[:, None, :, None], tile))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 
@@ -56,8 +56,9 @@ class Causal(Band):
     """Query i sees key j only if j <= i + query_offset."""
 
     __slots__ = ()
+    field: ClassVar[str] = "is_causal"
     cause: ClassVar[Cause | None] = Cause(
-        "is_causal", 128, "#6e7781", "the causal mask (key {key} comes after position {place})", "after the query"
+        128, "#6e7781", "the causal mask (key {key} comes after position {place})", "after the query"
     )
 
     @classmethod
@@ -65,13 +66,18 @@ class Causal(Band):
         """The band of `is_causal`."""
         return cls(high=_edge(frame.offset(spec), 0, frame.sizes)) if spec.is_causal else None
 
+    @classmethod
+    def example(cls, random: np.random.Generator, sizes: Sizes) -> Any:
+        return True
+
 
 class SlidingWindow(Band):
     """Query i sees keys from i + query_offset - left to i + query_offset + right."""
 
     __slots__ = ()
+    field: ClassVar[str] = "window"
     cause: ClassVar[Cause | None] = Cause(
-        "window", 32, "#b0762b", "the window (from position {place} only {keys})", "outside the window"
+        32, "#b0762b", "the window (from position {place} only {keys})", "outside the window"
     )
 
     @classmethod
@@ -89,6 +95,10 @@ class SlidingWindow(Band):
         low = None if left is None else _edge(offset, -left, frame.sizes)
         return cls(low, None if right is None else _edge(offset, right, frame.sizes))
 
+    @classmethod
+    def example(cls, random: np.random.Generator, sizes: Sizes) -> Any:
+        return {"left": 7, "right": 3}
+
 
 @dataclass(frozen=True, slots=True)
 class Chunks(ScoreTerm):
@@ -98,8 +108,8 @@ class Chunks(ScoreTerm):
     offset: np.ndarray
     narrows: ClassVar[bool] = True
     reads_offset: ClassVar[bool] = True
+    field: ClassVar[str] = "chunk_size"
     cause: ClassVar[Cause | None] = Cause(
-        "chunk_size",
         64,
         "#8250df",
         "chunks (position {place} and key {key} are in different ones of {chunk})",
@@ -116,6 +126,10 @@ class Chunks(ScoreTerm):
         longest = frame.sizes.query_length + frame.sizes.key_length
         offset = [_reduced_offset(int(x), spec.chunk_size, longest) for x in frame.offset(spec)]
         return cls(min(spec.chunk_size, longest), np.array(offset, dtype=np.int64))
+
+    @classmethod
+    def example(cls, random: np.random.Generator, sizes: Sizes) -> Any:
+        return 7
 
     def visible(self, tile: Tile, load: Load) -> Array | None:
         i = np.arange(tile.rows.start, tile.rows.stop)[:, None] + part_of(self.offset[:, None, None, None], tile)

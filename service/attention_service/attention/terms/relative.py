@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 
 from attention_service.attention.array_functions import Array, ArrayFunctions, BackwardFunctions
 from attention_service.attention.arrays import cast, lost_to_underflow
 from attention_service.attention.score_term import Bound, Frame, Part, ScoreTerm
+from attention_service.attention.shapes import Sizes
 from attention_service.attention.spec import AttentionSpec
 from attention_service.attention.tile import Tile, part_of
 from attention_service.errors import MissingField, ShapeMismatch, shape
@@ -28,6 +29,7 @@ class RelativeKeys(ScoreTerm):
     first: int
     offset: np.ndarray
     bias: np.ndarray | None = None
+    field: ClassVar[str] = "relative_keys"
     reads_query: ClassVar[bool] = True
     reads_offset: ClassVar[bool] = True
 
@@ -68,6 +70,12 @@ class RelativeKeys(ScoreTerm):
             np.array(offset, dtype=np.int64),
             None if bias is None else bias[:, None],
         )
+
+    @classmethod
+    def example(cls, random: np.random.Generator, sizes: Sizes) -> Any:
+        h, q, d = sizes.num_heads, sizes.query_length, sizes.head_dim
+        key = random.normal(size=(h, q + sizes.key_length - 1, d))
+        return {"key": key, "first": 1 - q, "query_bias": random.normal(size=(h, d))}
 
     def distances(self, tile: Tile) -> np.ndarray:
         """j - i - offset for the queries i and keys j of a tile, (b or 1, h or 1, r, k)."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
-from typing import ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 
 from attention_service.attention.array_functions import Array
 from attention_service.attention.arrays import integers, within
 from attention_service.attention.score_term import Cause, Frame, Load, ScoreTerm
-from attention_service.attention.shapes import align
+from attention_service.attention.shapes import Sizes, align
 from attention_service.attention.spec import AttentionSpec
 from attention_service.attention.tile import Tile
 from attention_service.errors import InvalidArray
@@ -25,8 +25,8 @@ class SelectedKeys(ScoreTerm):
     """The only keys that a query may see: indices (b, h, q, n), b, h and q full or 1; -1 is no key."""
 
     indices: np.ndarray
+    field: ClassVar[str] = "selected_keys"
     cause: ClassVar[Cause | None] = Cause(
-        "selected_keys",
         512,
         "#6f8f1f",
         "selected keys (the key is not one of those for this query)",
@@ -45,6 +45,11 @@ class SelectedKeys(ScoreTerm):
         within(indices, -1, sizes.key_length - 1, "/selected_keys")
         axes, lengths = frame.axes.replace("kq", "qk"), sizes._replace(key_length=given.shape[-1])
         return cls(align(indices, axes, lengths, "selected_keys", last="n"))
+
+    @classmethod
+    def example(cls, random: np.random.Generator, sizes: Sizes) -> Any:
+        k = sizes.key_length
+        return random.integers(-1, k, (sizes.batch_size, sizes.num_heads, sizes.query_length, k // 3))
 
     def gathered(self, tile: Tile) -> Tile:
         """The tile with the keys that are selected for its queries, in ascending order, as its columns."""

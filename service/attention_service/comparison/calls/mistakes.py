@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from attention_service.attention.terms import POSITIONAL
 from attention_service.comparison.calls.moves import Suspect, moved, stored
 from attention_service.comparison.mutants import MUTANTS
 from attention_service.engines.call import Call, Merge
@@ -19,8 +20,6 @@ from attention_service.engines.tokens import Rows, Table, Tokens, times
 
 # Parts of the keys that a sink is counted in, each.
 SPLITS: Final = (2, 4, 8)
-# Options whose meaning the position of the first query changes.
-ALIGNED: Final = frozenset({"is_causal", "window", "chunk_size", "alibi_slopes"})
 ROLES: Final = ("query", "key", "value")
 
 
@@ -70,7 +69,7 @@ def _table(call: Call) -> Table:
 
 
 def _is_aligned(call: Call | Merge) -> bool:
-    return isinstance(call, Call) and bool(ALIGNED & call.options.keys())
+    return isinstance(call, Call) and bool(POSITIONAL & call.options.keys())
 
 
 def _has_many(call: Call | Merge) -> bool:

@@ -277,7 +277,11 @@ def _suggestion(
     recipe = recipe_of(replace(forward, spec=truth.case.spec))
     for seed in range(TRIES // 2):
         fields = make_input(recipe, seed)
-        kills = tuple(name for name in wanted if name in shown_by(fields, wanted, backend, check))
+        try:
+            shown = shown_by(fields, wanted, backend, check)
+        except InvalidRequest:
+            continue  # options that cannot stand together in these sizes, which is no error of the caller
+        kills = tuple(name for name in wanted if name in shown)
         if kills and (best is None or len(kills) > len(best.kills)):
             best = Suggestion(seed, fields, kills)
         if best is not None and len(best.kills) == len(wanted):

@@ -11,10 +11,10 @@ import numpy as np
 
 from attention_service.attention.score_term import ScoreTerm
 from attention_service.attention.terms.additions import Bias
-from attention_service.attention.terms.masks import KeyLengths, KeyMask, Mask, QueryLengths, Segments
+from attention_service.attention.terms.masks import KeyLengths, KeyMask, Mask, Segments
 from attention_service.attention.terms.selected import SelectedKeys
 from attention_service.comparison.case import Case
-from attention_service.comparison.mutants.table import SPLITS, absent, mutant, tiles
+from attention_service.comparison.mutants.table import LEFT_OUT, SPLITS, absent, mutant, tiles
 from attention_service.comparison.problem import Answer, Problem, attention
 
 # What a finite mask adds to hidden scores, as many implementations do.
@@ -80,15 +80,18 @@ def mask_finite(case: Case) -> Iterator[Case]:
         yield case.changed(hidden_score=FINITE)
 
 
+PADDING: Final = (KeyMask, KeyLengths)
+LEFT_OUT.update(PADDING)
+
+
 @mutant("padding.ignored", "Padding is not hidden: key_mask or key_lengths are ignored.")
 def padding_ignored(case: Case) -> Iterator[Case]:
-    fields = {KeyMask: "key_mask", KeyLengths: "key_lengths"}
-    given = [kind for kind in fields if case.term(kind)]
+    given = [kind for kind in PADDING if case.term(kind)]
     if given:
-        yield case.without(*given, change={fields[kind]: None for kind in given})
+        yield case.without(*given, change={kind.field: None for kind in given})
     if len(given) > 1:
         for kind in given:
-            yield case.without(kind, change={fields[kind]: None}, detail=fields[kind])
+            yield case.without(kind, change={kind.field: None}, detail=kind.field)
 
 
 absent("segments.ignored", "Segments are not kept apart.", Segments, {"segment_ids": None})
@@ -207,16 +210,12 @@ def _empty_rows(case: Case, fill: Callable[[Problem, Answer], np.ndarray]) -> It
 
 def _may_be_empty(case: Case) -> bool:
     """True if other numbers in the masks, or the positions as they are, leave a query without keys."""
-    if any(isinstance(term, BY_CONTENT) for term in case.terms):
+    if any(type(term).visible is not ScoreTerm.visible and not term.reads_offset for term in case.terms):
         return True
     if case.offset is None or not case.terms:
         return False
     sizes = case.plan.sizes
     return bool((case.offset < 0).any() or (case.offset + sizes.query_length > sizes.key_length).any())
-
-
-# Terms that hide keys by numbers of the request.
-BY_CONTENT: Final[tuple[type[ScoreTerm], ...]] = (Bias, KeyLengths, KeyMask, Mask, QueryLengths, Segments, SelectedKeys)
 
 
 @mutant("empty.uniform", "A query that sees no key gets the mean of all values, not 0.")

@@ -40,6 +40,8 @@ class Mutant:
 # Keys of a part that kernels of one query compute by itself: mistakes are looked for, but need not be shown.
 SPLIT: Final = 512
 MUTANTS: Final[dict[str, Mutant]] = {}
+# The terms that a mistake with a name of its own leaves out.
+LEFT_OUT: Final[set[type[ScoreTerm]]] = set()
 
 
 def mutant(name: str, message: str, *, needs: str | None = None, by_tile: bool = False) -> Callable[[Edit], Edit]:
@@ -55,6 +57,7 @@ def mutant(name: str, message: str, *, needs: str | None = None, by_tile: bool =
 
 def absent(name: str, message: str, term: type[ScoreTerm], change: Mapping[str, Any]) -> None:
     """Put the mistake into the table that a term is left out. change: what a request says then"""
+    LEFT_OUT.add(term)
 
     @mutant(name, message)
     def leave_out(case: Case) -> Iterator[Case]:

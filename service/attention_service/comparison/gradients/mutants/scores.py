@@ -12,6 +12,7 @@ import numpy as np
 
 from attention_service.attention.score_term import Part
 from attention_service.attention.spec import AttentionSpec
+from attention_service.attention.terms import TERMS
 from attention_service.attention.tile import Tile
 from attention_service.attention.visibility import visible
 from attention_service.backends.dense.library import Array
@@ -169,6 +170,10 @@ def _has(case: GradientCase, field: str) -> bool:
 
 for _name, (_fields, _message) in LEFT_OUT.items():
     left_out(_name, _fields, _message)
+# A term is known to be ignored from the day that it exists: one without a row of its own has this.
+for _kind in TERMS:
+    if not any(_kind.field in _fields for _fields, _ in LEFT_OUT.values()):
+        left_out(f"{_kind.field}_absent", (_kind.field,), f"The backward pass ignores {_kind.noun()}.")
 
 
 @mutant("causal_added", "The backward pass applies a causal mask that the forward pass did not.")

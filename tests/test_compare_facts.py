@@ -530,6 +530,7 @@ TRUE: Final[dict[str, set[str]]] = {
     "softmax.no_max": {"constant"},  # NaN, or 0 where the sum is infinite
     "mask.finite": {"constant"},  # a logsumexp of rows that see no key
     "empty.nan": {"constant"},
+    "causal.by_tile": {"constant"},  # of rows that see no key, whose tile is hidden
     "empty.last_key": {"constant", "offset", "moved", "other_keys"},  # of one row, or one feature; the last key alone
     "logsumexp.empty_finite": {"constant"},
     "logsumexp.empty_positive": {"constant"},

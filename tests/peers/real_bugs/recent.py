@@ -131,6 +131,7 @@ BUGS: Final = (
         "In half types, a causal mask is applied once for each four rows: three of them see the future.",
         asks(h=4, g=4, q=64, dtype=BF16, is_causal=True),
         causal_by_groups_of_rows,
+        named("causal.by_tile"),
     ),
     Bug(
         "pytorch/pytorch#188322",

@@ -1,0 +1,126 @@
+"""Facts that the values of a wrong output are right, and their weights are not: rows read a bias or a mask of other places,
+or have other weights for whatever reason. What is fitted to one row is checked on all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from attention_service.attention.terms.additions import Bias
+from attention_service.attention.terms.masks import Mask
+from attention_service.comparison.case import Case
+from attention_service.comparison.errors import distances
+from attention_service.comparison.problem import Problem, attention
+from attention_service.comparison.refitted import of_case, told
+from attention_service.comparison.sample import Sample, blocks, everything
+from attention_service.comparison.solve import make_problem
+from attention_service.comparison.wrong import Wrong
+from attention_service.schemas.compare import Fact
+
+# Numbers of the places of a row that are tried, all of them or else those that are likely; so many at a time.
+TRIED: Final = 2**24
+NUMBERS: Final = 2**18
+# Features by which places are told apart, and how many that fit are checked on all rows.
+FEATURES: Final = 8
+CHECKED: Final = 4
+# A direction of values is none if it is so much shorter than the longest.
+FLAT: Final = 1e-9
+
+
+def other_scores(wrong: Wrong) -> Iterator[Fact]:
+    """The facts of this module, the first one tells most."""
+    if wrong.is_plain_output:
+        yield from (fact for find in (_other_tables, _other_weights) for fact in find(wrong))
+
+
+def _other_tables(wrong: Wrong) -> Iterator[Fact]:
+    """Each row has the bias or the mask of another place of its array, as far away or where an offset wraps."""
+    case, rows = wrong.case, np.arange(wrong.rows.shape[2])
+    keys = case.plan.sizes.key_length
+    places = np.argwhere(wrong.rows)
+    batch, head, row = places[places[:, 2].argmin()].tolist()  # an offset that wraps has wrapped once in the first one
+    for noun, term, field in (("bias", case.term(Bias), "numbers"), ("mask", case.term(Mask), "booleans")):
+        table = getattr(term, field, np.empty((0, 0, 0, 0)))
+        if table.shape[2:] != (len(rows), keys) or len(rows) == 1:
+            continue
+        windows = sliding_window_view(table.reshape(*table.shape[:2], -1), keys, axis=-1)
+        sample = Sample(np.array([batch]), np.array([head]), np.array([row]))
+        problem = make_problem(case.without(type(term)), sample)  # type: ignore[arg-type]  # no None
+        own = windows[batch % len(table), head % table.shape[1]]
+        for start in _starts(wrong, problem, own, (batch, head, row)):
+            by = row * keys - start
+            moved = {f"begins {abs(by)} numbers {'before' if by > 0 else 'behind'} its own": rows * keys - by}
+            moved = moved if by % keys else {f"is that of row i{-by // keys:+d} in row i": rows * keys - by}
+            wrapped = {f"begins at number (i · {keys}) mod {by} of its head in row i": rows * keys % max(by, 1)}
+            for what, starts in (wrapped | moved if by > 0 and start < by else moved).items():
+                begins = np.clip(starts, 0, windows.shape[2] - 1)
+                changed = case.with_term(replace(term, **{field: windows[:, :, begins]}))  # type: ignore[arg-type, type-var]
+                if said := told(wrong, partial(of_case, changed), math.log2(table.size)):
+                    text = f"{said} {{}} is right for a {noun} that {what}"
+                    yield wrong.fact("other_table", text, start=begins[[row]], by=by)
+                    return
+
+
+def _starts(wrong: Wrong, problem: Problem, windows: np.ndarray, place: tuple[int, ...]) -> list[int]:
+    """Where the bias or the mask begins that makes the output of a row, the places that fit best first."""
+    count, keys = windows.shape
+    tried = np.arange(count)
+    if windows.size > TRIED:
+        powers = 2 ** np.arange(keys.bit_length(), count.bit_length())
+        tried = np.unique(np.concatenate([tried[::keys], place[2] * keys % powers]))[: TRIED // keys]
+    chosen, errors = np.linspace(0, wrong.right.shape[3] - 1, FEATURES).astype(int), np.empty(len(tried))
+    problem = problem.changed(value=problem.value[..., chosen])
+    for start in range(0, len(tried), step := max(1, NUMBERS // keys)):
+        wrong.case.check()
+        part = windows[tried[start : start + step]]
+        seen, added = (part, 0.0) if part.dtype == bool else (~np.isneginf(part), np.where(np.isneginf(part), 0, part))
+        seen = seen if problem.visible is None else seen & problem.visible
+        scores = np.broadcast_to(problem.scores, (1, 1, *part.shape))
+        added = added + (0.0 if problem.added is None else problem.added)
+        output = attention(problem.changed(scores=scores, visible=seen, added=added)).output[0, 0]
+        errors[start : start + step] = distances(wrong.actual[place][chosen], output).max(axis=-1)
+    best = np.argsort(errors, kind="stable")[:CHECKED]
+    return [int(one) for one in tried[best[errors[best] <= wrong.tolerance]]]
+
+
+def _other_weights(wrong: Wrong) -> Iterator[Fact]:
+    """Rows that see few keys are sums of their values with other weights that add up to 1."""
+    case, features = wrong.case, wrong.right.shape[3]
+    if case.sinks is not None:
+        return
+    predicted, lost, most = wrong.actual.copy(), wrong.sums[2].copy(), 0
+    for block in blocks(case, everything(case)):
+        case.check()
+        problem = make_problem(case, block)
+        counts = np.where(wrong.rows[block.index], problem.seen.sum(axis=-1), 0)
+        for count in np.unique(counts[(0 < counts) & (2 * counts <= features)]).tolist():
+            heads, rows = (found := np.argwhere(counts[0] == count)).T
+            for start in range(0, len(found), step := max(1, NUMBERS // (count * features))):
+                at = heads[start : start + step], rows[start : start + step]
+                place = block.batches[0], block.heads[at[0]], block.rows[at[1]]
+                seen = np.argsort(~problem.seen[0][at], axis=-1, kind="stable")[:, :count]
+                nearest = _nearest(problem.value[0, at[0][:, None], seen], wrong.actual[place])
+                if not np.all(distances(wrong.actual[place], nearest) <= wrong.tolerance):
+                    return
+                predicted[place], lost[place], most = nearest, (count - 1) * wrong.sums[3][place], max(most, count)
+    if most and wrong.said(lost.sum(), predicted):
+        row = wrong.axes[2]
+        text = f"every wrong {row} of {{}} that sees at most {most} keys is a sum of the values of these, with other"
+        text += " weights that add up to 1: look at scores and masks, and at which value belongs to which key"
+        yield wrong.fact("other_weights", text, keys=most)
+
+
+def _nearest(values: np.ndarray, sent: np.ndarray) -> np.ndarray:
+    """The sums (r, e) of values (r, n, e) that are nearest to what was sent, whose weights add up to 1."""
+    first = values[:, 0]
+    directions, sizes = np.linalg.qr((values[:, 1:] - first[:, None]).swapaxes(1, 2))
+    sizes = np.abs(np.einsum("rii->ri", sizes))
+    directions = directions * (sizes > FLAT * sizes.max(axis=-1, initial=0, keepdims=True))[:, None]
+    found: np.ndarray = first + np.einsum("rei,rfi,rf->re", directions, directions, sent - first, optimize=True)
+    return found

@@ -557,6 +557,10 @@ TRUE: Final[dict[str, set[str]]] = {
     "softmax.no_rescale": {"part_factors"},
     "softmax.accumulator_no_rescale": {"part_factors"},
     "softmax.last_tile": {"part_factors"},
+    "window.left_minus_one": {"other_weights"},  # of which some are 0, as in the next ones
+    "window.right_minus_one": {"other_weights"},
+    "causal.strict": {"other_weights"},
+    "causal.top_left": {"other_weights"},
     "window.missing_rows": {"known_in_part"},  # that there is no window
     "scale.absent": {"head_numbers"},
     "scale.twice": {"head_numbers"},

@@ -141,6 +141,29 @@ def test_other_keys_are_no_other_weights() -> None:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_wrong_weights_of_few_keys_are_told(count: int, dtype: type) -> None:
+    """The largest powers of a row are half as large, but not in the sum that they are divided by."""
+    drawn = Drawn(dtype)
+    powers = np.exp(drawn.scores)
+    own = powers.copy()
+    largest = np.argsort(-powers, axis=-1)[..., :count]
+    np.put_along_axis(own, largest, np.take_along_axis(powers, largest, -1) / 2, -1)
+    output = own @ drawn.value.astype(float) / powers.sum(axis=-1, keepdims=True)
+    [found] = drawn.facts(output)
+    assert (found.name, found.numbers) == ("largest_weights", {"keys": [count]})
+
+
+def test_wrong_weights_of_other_keys_are_not_those_of_the_largest() -> None:
+    """Every fifth key counts half."""
+    drawn = Drawn(np.float32)
+    powers = np.exp(drawn.scores)
+    output = powers * np.where(np.arange(KEYS) % 5, 1, 0.5) @ drawn.value.astype(float)
+    found = drawn.facts(output / powers.sum(axis=-1, keepdims=True))
+    assert "largest_weights" not in {one.name for one in found}
+
+
+@pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("height", "width"), [(8, 8), (8, 16), (8, 32)])
 def test_tiles_in_another_order_are_told(height: int, width: int, dtype: type) -> None:
     """Each tile has its numbers in another order; row i and number j are in the places that the sentence says."""

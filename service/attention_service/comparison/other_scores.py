@@ -20,7 +20,7 @@ from attention_service.comparison.problem import Problem, attention
 from attention_service.comparison.refitted import of_case, told
 from attention_service.comparison.sample import Sample, blocks, everything
 from attention_service.comparison.solve import make_problem
-from attention_service.comparison.wrong import Wrong
+from attention_service.comparison.wrong import PROBED, Wrong
 from attention_service.schemas.compare import Fact
 
 # Numbers of the places of a row that are tried, all of them or else those that are likely; so many at a time.
@@ -31,12 +31,14 @@ FEATURES: Final = 8
 CHECKED: Final = 4
 # A direction of values is none if it is so much shorter than the longest.
 FLAT: Final = 1e-9
+# Keys of the largest weights that may be wrong.
+COUNTS: Final = (1, 2, 4, 8, 16)
 
 
 def other_scores(wrong: Wrong) -> Iterator[Fact]:
     """The facts of this module, the first one tells most."""
     if wrong.is_plain_output:
-        yield from (fact for find in (_other_tables, _other_weights) for fact in find(wrong))
+        yield from (fact for find in (_other_tables, _largest_weights, _other_weights) for fact in find(wrong))
 
 
 def _other_tables(wrong: Wrong) -> Iterator[Fact]:
@@ -89,6 +91,46 @@ def _starts(wrong: Wrong, problem: Problem, windows: np.ndarray, place: tuple[in
     return [int(one) for one in tried[best[errors[best] <= wrong.tolerance]]]
 
 
+def _largest_weights(wrong: Wrong) -> Iterator[Fact]:
+    """Rows are right but for the weights of a few keys, those that have the largest."""
+    keys, features = wrong.case.plan.sizes.key_length, wrong.right.shape[3]
+    places = np.argwhere(wrong.rows)[:: -(-int(wrong.rows.sum()) // PROBED)]
+    rows = [Sample(*place[:, None]) for place in places]
+    for count in COUNTS:
+        if 4 * count > min(features, keys) or wrong.case.bad_values is not None:
+            return
+        if all(_is_near(wrong, row, _with_others(wrong, row, count)) for row in rows):
+            predicted, fits = wrong.right.copy(), True
+            for block in blocks(wrong.case, everything(wrong.case)):
+                wrong.case.check()
+                predicted[block.index] = found = _with_others(wrong, block, count)
+                fits = fits and _is_near(wrong, block, found)
+            if fits and wrong.said(count * wrong.sums[3].sum(), predicted):
+                of = f"the {count} keys that have the largest ones" if count > 1 else "the key that has the largest one"
+                text = f"every wrong {wrong.axes[2]} of {{}} is right but for the weight{'s' * (count > 1)} of {of}"
+                yield wrong.fact("largest_weights", text, keys=count)
+                return
+
+
+def _is_near(wrong: Wrong, sample: Sample, predicted: np.ndarray) -> bool:
+    """True if all wrong rows of a sample are what is predicted."""
+    apart = distances(wrong.actual[sample.index], predicted).max(axis=-1)
+    return bool(np.all(apart[wrong.rows[sample.index]] <= wrong.tolerance))
+
+
+def _with_others(wrong: Wrong, sample: Sample, count: int) -> np.ndarray:
+    """The right output of a sample, in wrong rows with other weights of so many keys that fit best to what was sent."""
+    problem, found = make_problem(wrong.case, sample), wrong.right[sample.index].copy()
+    weights, errors = attention(problem).weights, wrong.actual[sample.index] - found
+    assert weights is not None
+    rows = np.argwhere(wrong.rows[sample.index] & np.isfinite(errors).all(axis=-1))
+    for start in range(0, len(rows), step := max(1, NUMBERS // (count * found.shape[3]))):
+        at = tuple(rows[start : start + step].T)
+        largest = np.argpartition(-weights[at], count, axis=-1)[:, :count]
+        found[at] += _projected(problem.value[at[0][:, None], at[1][:, None], largest], errors[at])
+    return found
+
+
 def _other_weights(wrong: Wrong) -> Iterator[Fact]:
     """Rows that see few keys are sums of their values with other weights that add up to 1."""
     case, features = wrong.case, wrong.right.shape[3]
@@ -105,7 +147,9 @@ def _other_weights(wrong: Wrong) -> Iterator[Fact]:
                 at = heads[start : start + step], rows[start : start + step]
                 place = block.batches[0], block.heads[at[0]], block.rows[at[1]]
                 seen = np.argsort(~problem.seen[0][at], axis=-1, kind="stable")[:, :count]
-                nearest = _nearest(problem.value[0, at[0][:, None], seen], wrong.actual[place])
+                values = problem.value[0, at[0][:, None], seen]
+                first = values[:, 0]
+                nearest = first + _projected(values[:, 1:] - first[:, None], wrong.actual[place] - first)
                 if not np.all(distances(wrong.actual[place], nearest) <= wrong.tolerance):
                     return
                 predicted[place], lost[place], most = nearest, (count - 1) * wrong.sums[3][place], max(most, count)
@@ -116,11 +160,10 @@ def _other_weights(wrong: Wrong) -> Iterator[Fact]:
         yield wrong.fact("other_weights", text, keys=most)
 
 
-def _nearest(values: np.ndarray, sent: np.ndarray) -> np.ndarray:
-    """The sums (r, e) of values (r, n, e) that are nearest to what was sent, whose weights add up to 1."""
-    first = values[:, 0]
-    directions, sizes = np.linalg.qr((values[:, 1:] - first[:, None]).swapaxes(1, 2))
+def _projected(vectors: np.ndarray, sent: np.ndarray) -> np.ndarray:
+    """The sums (r, e) of vectors (r, n, e), each times a number, that are nearest to what was sent."""
+    directions, sizes = np.linalg.qr(vectors.swapaxes(1, 2))
     sizes = np.abs(np.einsum("rii->ri", sizes))
     directions = directions * (sizes > FLAT * sizes.max(axis=-1, initial=0, keepdims=True))[:, None]
-    found: np.ndarray = first + np.einsum("rei,rfi,rf->re", directions, directions, sent - first, optimize=True)
+    found: np.ndarray = (directions @ (directions.swapaxes(1, 2) @ sent[..., None]))[..., 0]
     return found

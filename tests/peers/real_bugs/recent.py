@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-import ml_dtypes
 import numpy as np
 
 from tests.peers.real_bugs.parts import (
     BF16,
     F32,
+    LOG2E,
     Arrays,
     Bug,
     Fields,
@@ -18,6 +18,7 @@ from tests.peers.real_bugs.parts import (
     band,
     causal,
     collected,
+    divided,
     flash,
     heads_of,
     masked,
@@ -26,6 +27,7 @@ from tests.peers.real_bugs.parts import (
     operands,
     returned,
     stale,
+    tiles,
 )
 
 
@@ -92,6 +94,30 @@ def fragments_of_another_instruction(fields: Fields, wrong: bool) -> Arrays:
     return collected(fields, one)
 
 
+def powers_beyond_float8(fields: Fields, wrong: bool) -> Arrays:
+    """The largest score so far is kept until a tile exceeds it by 4 powers of two, which the matrix product of float8
+    cannot hold: it takes no power above 448, of which 256 is that of the largest score. The sum of the powers has no
+    such end. The right kernel keeps it up to 0.75. The rounding to float8 itself is left out here."""
+    most, kept = F32(448 / 256), F32((4.0 if wrong else 0.75) / LOG2E)
+    query, key, value = operands(fields)
+    outputs, logsumexps = [], []
+    for head in heads_of(query, key, value):
+        top = np.full(len(head.query), -np.inf, F32)
+        total, sums = np.zeros_like(top), np.zeros((len(top), head.value.shape[-1]), F32)
+        for keys in tiles(len(head.key), 128):
+            scores = head.scores(keys)
+            largest = scores.max(axis=-1)
+            new = np.where(largest - top > kept, largest, top)
+            powers, old = np.exp(scores - new[:, None]), np.exp(top - new)
+            total = total * old + powers.sum(axis=-1)
+            sums = sums * old[:, None] + np.minimum(powers, most) @ head.value[keys]
+            top = new
+        outputs.append(divided(sums, total))
+        logsumexps.append(top + np.log(total))
+    output = returned(fields, np.stack(outputs).reshape(*query.shape[:3], -1))
+    return {"output": output, "logsumexp": np.stack(logsumexps).reshape(query.shape[:3])}
+
+
 def window_of_one_row(fields: Fields, wrong: bool) -> Arrays:
     """A row of one head sees the keys before its window."""
     left, offset = fields["window"]["left"], fields["query_offset"]
@@ -149,7 +175,7 @@ BUGS: Final = (
     Bug(
         "NVIDIA/TransformerEngine#3528",
         "A causal output is 0 everywhere, and its logsumexp minus infinity.",
-        asks(b=2, h=8, g=8, q=128, d=128, dtype=BF16, layout="blhd", is_causal=True),
+        asks(b=2, h=2, g=2, q=128, d=128, dtype=BF16, layout="blhd", is_causal=True),
         nothing_visible,
     ),
     Bug(
@@ -157,6 +183,12 @@ BUGS: Final = (
         "The output is stored for the registers of another instruction: its numbers are right, but in other places.",
         asks(h=4, g=4, q=128, dtype=BF16),
         fragments_of_another_instruction,
+    ),
+    Bug(
+        "Dao-AILab/flash-attention#2713",
+        "Weights above those of a stale largest score are cut off, and count in the sum as they are.",
+        asks(h=4, g=4, q=128, k=512, d=128, dtype=BF16, times=1.5),
+        powers_beyond_float8,
     ),
     Bug(
         "flashinfer-ai/flashinfer#3864",

@@ -140,6 +140,15 @@ def test_other_keys_are_no_other_weights() -> None:
     assert drawn.facts(drawn.output(drawn.scores, seen), is_causal=True) == []
 
 
+def test_values_that_are_sums_of_few_say_nothing_of_weights() -> None:
+    """Values in a space of four axes: any output is a sum of any four of them, whatever was wrong."""
+    drawn = Drawn(np.float32, keys=ROWS)
+    axes = np.eye(FEATURES)[:4] @ np.random.default_rng(6).standard_normal((FEATURES, FEATURES))
+    drawn.value = (np.random.default_rng(7).integers(-9, 9, (HEADS, ROWS, 4)) @ axes.round()).astype(np.float32)
+    seen = hidden_to_the_left(ROWS) | (np.random.default_rng(4).random((ROWS, ROWS)) < 0.2)
+    assert drawn.facts(drawn.output(drawn.scores, seen), is_causal=True) == []
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_wrong_weights_of_few_keys_are_told(count: int, dtype: type) -> None:

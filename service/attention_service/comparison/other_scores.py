@@ -19,7 +19,7 @@ from attention_service.comparison.errors import distances
 from attention_service.comparison.problem import Problem, attention
 from attention_service.comparison.refitted import of_case, told
 from attention_service.comparison.sample import Sample, blocks, everything
-from attention_service.comparison.solve import make_problem
+from attention_service.comparison.solve import make_problem, values_of
 from attention_service.comparison.wrong import PROBED, Wrong
 from attention_service.schemas.compare import Fact
 
@@ -105,7 +105,7 @@ def _largest_weights(wrong: Wrong) -> Iterator[Fact]:
                 wrong.case.check()
                 predicted[block.index] = found = _with_others(wrong, block, count)
                 fits = fits and _is_near(wrong, block, found)
-            if fits and wrong.said(count * wrong.sums[3].sum(), predicted):
+            if fits and wrong.said(((_spare(wrong) + count) * wrong.sums[3]).sum(), predicted):
                 of = f"the {count} keys that have the largest ones" if count > 1 else "the key that has the largest one"
                 text = f"every wrong {wrong.axes[2]} of {{}} is right but for the weight{'s' * (count > 1)} of {of}"
                 yield wrong.fact("largest_weights", text, keys=count)
@@ -136,7 +136,7 @@ def _other_weights(wrong: Wrong) -> Iterator[Fact]:
     case, features = wrong.case, wrong.right.shape[3]
     if case.sinks is not None:
         return
-    predicted, lost, most = wrong.actual.copy(), wrong.sums[2].copy(), 0
+    predicted, lost, most, spare = wrong.actual.copy(), wrong.sums[2].copy(), 0, _spare(wrong)
     for block in blocks(case, everything(case)):
         case.check()
         problem = make_problem(case, block)
@@ -152,12 +152,24 @@ def _other_weights(wrong: Wrong) -> Iterator[Fact]:
                 nearest = first + _projected(values[:, 1:] - first[:, None], wrong.actual[place] - first)
                 if not np.all(distances(wrong.actual[place], nearest) <= wrong.tolerance):
                     return
-                predicted[place], lost[place], most = nearest, (count - 1) * wrong.sums[3][place], max(most, count)
+                fitted = count - 1 + spare[place[:2]][:, 0]
+                predicted[place], lost[place], most = nearest, fitted * wrong.sums[3][place], max(most, count)
     if most and wrong.said(lost.sum(), predicted):
         row = wrong.axes[2]
         text = f"every wrong {row} of {{}} that sees at most {most} keys is a sum of the values of these, with other"
         text += " weights that add up to 1: look at scores and masks, and at which value belongs to which key"
         yield wrong.fact("other_weights", text, keys=most)
+
+
+def _spare(wrong: Wrong) -> np.ndarray:
+    """(b, h, 1), how many features of an output follow from the others, whatever the weights: no proof of any."""
+    case, found = wrong.case, np.empty((*wrong.rows.shape[:2], 1), np.int64)
+    for batch, head in np.ndindex(len(found), case.plan.sizes.num_kv_heads):
+        case.check()
+        values = values_of(case, np.array([batch]), np.array([head]))[0, 0]
+        sizes = np.linalg.eigvalsh(values.T @ values)
+        found[batch, case.value_of_head == head] = (sizes <= FLAT * sizes.max(initial=0)).sum()
+    return found
 
 
 def _projected(vectors: np.ndarray, sent: np.ndarray) -> np.ndarray:

@@ -30,9 +30,9 @@ class Drawn:
     def __init__(self, dtype: type, *, keys: int = KEYS) -> None:
         random = np.random.default_rng(3)
         self.dtype = dtype
-        shapes = (HEADS, ROWS, FEATURES), (HEADS, keys, FEATURES), (HEADS, keys, FEATURES)
-        self.query, self.key, self.value = (random.standard_normal(shape).astype(dtype) for shape in shapes)
-        self.bias = random.standard_normal((HEADS, ROWS, keys)).astype(dtype)
+        self.query: np.ndarray = random.standard_normal((HEADS, ROWS, FEATURES)).astype(dtype)
+        self.key, self.value = list[np.ndarray](random.standard_normal((2, HEADS, keys, FEATURES)).astype(dtype))
+        self.bias: np.ndarray = random.standard_normal((HEADS, ROWS, keys)).astype(dtype)
         self.mask = random.random((HEADS, ROWS, keys)) < 0.7
         self.mask[..., 0] = True
         self.scores = self.query.astype(float) @ self.key.astype(float).swapaxes(1, 2) / FEATURES**0.5
@@ -191,7 +191,7 @@ def test_a_causal_mask_of_groups_of_rows_is_named_wherever_it_begins() -> None:
     """Rows in groups of four have the mask of the last of them; the first row is at position 6, no multiple of four."""
     drawn, rows = Drawn(np.float32), np.arange(ROWS)
     seen = np.arange(KEYS) <= (rows // 4 * 4 + 3 + 6)[:, None]
-    fields = {"query": drawn.query, "key": drawn.key, "value": drawn.value, "layout": "hld"}
+    fields: dict[str, Any] = {"query": drawn.query, "key": drawn.key, "value": drawn.value, "layout": "hld"}
     output = drawn.output(drawn.scores, seen).astype(np.float32)
     report = compare(output, **fields, is_causal=True, query_offset=6)
     assert (report.hypotheses[0].name, report.hypotheses[0].certainty) == ("causal.by_tile", "proof")

@@ -1,5 +1,5 @@
-"""Facts that the values of a wrong output are right, and their weights are not: rows read a bias or a mask of other places,
-or have other weights for whatever reason. What is fitted to one row is checked on all."""
+"""Facts that the values of a wrong output are right, and their weights are not: rows read a bias or a mask of other
+places, or have other weights for whatever reason. What is fitted to one row is checked on all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from attention_service.attention.terms.additions import Bias
 from attention_service.attention.terms.masks import Mask
-from attention_service.comparison.case import Case
 from attention_service.comparison.errors import distances
 from attention_service.comparison.problem import Problem, attention
 from attention_service.comparison.refitted import of_case, told
@@ -36,7 +35,7 @@ COUNTS: Final = (1, 2, 4, 8, 16)
 
 
 def other_scores(wrong: Wrong) -> Iterator[Fact]:
-    """The facts of this module, the first one tells most."""
+    """The facts of this module, those first that tell most."""
     if wrong.is_plain_output:
         yield from (fact for find in (_other_tables, _largest_weights, _other_weights) for fact in find(wrong))
 
@@ -57,15 +56,16 @@ def _other_tables(wrong: Wrong) -> Iterator[Fact]:
         own = windows[batch % len(table), head % table.shape[1]]
         for start in _starts(wrong, problem, own, (batch, head, row)):
             by = row * keys - start
-            moved = {f"begins {abs(by)} numbers {'before' if by > 0 else 'behind'} its own": rows * keys - by}
-            moved = moved if by % keys else {f"is that of row i{-by // keys:+d} in row i": rows * keys - by}
-            wrapped = {f"begins at number (i · {keys}) mod {by} of its head in row i": rows * keys % max(by, 1)}
-            for what, starts in (wrapped | moved if by > 0 and start < by else moved).items():
+            shift = f"is that of row i{-by // keys:+d} in row i" if by % keys == 0 else ""
+            shift = shift or f"begins {abs(by)} numbers {'before' if by > 0 else 'behind'} its own"
+            told_as = {shift: rows * keys - by}
+            if by > 0 and start < by:  # the remainder of a division, if it is not as far away for all rows
+                told_as = {f"begins at number (i · {keys}) mod {by} of its head in row i": rows * keys % by} | told_as
+            for what, starts in told_as.items():
                 begins = np.clip(starts, 0, windows.shape[2] - 1)
-                changed = case.with_term(replace(term, **{field: windows[:, :, begins]}))  # type: ignore[arg-type, type-var]
-                if said := told(wrong, partial(of_case, changed), math.log2(table.size)):
-                    text = f"{said} {{}} is right for a {noun} that {what}"
-                    yield wrong.fact("other_table", text, start=begins[[row]], by=by)
+                read = case.with_term(replace(term, **{field: windows[:, :, begins]}))  # type: ignore[arg-type, type-var]
+                if said := told(wrong, partial(of_case, read), math.log2(table.size)):
+                    yield wrong.fact("other_table", f"{said} {{}} is right for a {noun} that {what}", by=by)
                     return
 
 
@@ -141,7 +141,7 @@ def _other_weights(wrong: Wrong) -> Iterator[Fact]:
         case.check()
         problem = make_problem(case, block)
         counts = np.where(wrong.rows[block.index], problem.seen.sum(axis=-1), 0)
-        for count in np.unique(counts[(0 < counts) & (2 * counts <= features)]).tolist():
+        for count in np.unique(counts[(counts > 0) & (2 * counts <= features)]).tolist():
             heads, rows = (found := np.argwhere(counts[0] == count)).T
             for start in range(0, len(found), step := max(1, NUMBERS // (count * features))):
                 at = heads[start : start + step], rows[start : start + step]

@@ -6,7 +6,19 @@ says which known mistakes describe it, if any does.
 
 from typing import Final
 
-from tests.peers.real_bugs import edges, gradients, heads, logsumexps, masks, memory, merges, recent, scales, sinks, softmaxes
+from tests.peers.real_bugs import (
+    edges,
+    gradients,
+    heads,
+    logsumexps,
+    masks,
+    memory,
+    merges,
+    recent,
+    scales,
+    sinks,
+    softmaxes,
+)
 from tests.peers.real_bugs.parts import Arrays, Bug, Fields
 
 BUGS: Final[tuple[Bug, ...]] = (

@@ -49,7 +49,7 @@ def _chosen_blocks(size: int) -> np.ndarray:
 
 
 def blocks_without_a_function(fields: Fields, wrong: bool) -> Arrays:
-    """Which blocks are visible is only in a table, and the function that masks elements masks none: no table is read."""
+    """Which blocks are visible is in a table only, and a function of elements masks none: the table is not read."""
     return masked(fields, lambda head: np.ones(head.sizes, bool) if wrong else fields["mask"])
 
 
@@ -71,7 +71,8 @@ def nothing_visible(fields: Fields, wrong: bool) -> Arrays:
     """No tile of keys is computed: output 0 and logsumexp minus infinity for all rows."""
     query, key, value = operands(fields)
     online = [
-        flash(head, np.zeros(head.sizes, bool) if wrong else causal(*head.sizes)) for head in heads_of(query, key, value)
+        flash(head, np.zeros(head.sizes, bool) if wrong else causal(*head.sizes))
+        for head in heads_of(query, key, value)
     ]
     b, h, q, _ = query.shape
     output = returned(fields, np.stack([one.output for one in online]).reshape(b, h, q, -1))
@@ -95,9 +96,12 @@ def fragments_of_another_instruction(fields: Fields, wrong: bool) -> Arrays:
 
 
 def powers_beyond_float8(fields: Fields, wrong: bool) -> Arrays:
-    """The largest score so far is kept until a tile exceeds it by 4 powers of two, which the matrix product of float8
-    cannot hold: it takes no power above 448, of which 256 is that of the largest score. The sum of the powers has no
-    such end. The right kernel keeps it up to 0.75. The rounding to float8 itself is left out here."""
+    """Weights are kept times 256 in float8, which ends at 448. Weights that are cut off count in the sum as they were.
+
+    The largest score so far stays until a tile exceeds it by 4 powers of two, or right by 0.75.
+
+    The rounding to float8 itself is left out.
+    """
     most, kept = F32(448 / 256), F32((4.0 if wrong else 0.75) / LOG2E)
     query, key, value = operands(fields)
     outputs, logsumexps = [], []

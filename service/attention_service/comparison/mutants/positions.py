@@ -19,6 +19,7 @@ from attention_service.comparison.mutants.table import absent, mutant
 # Rows that a thread or a matrix instruction has.
 GROUPS: Final = (4, 8)
 
+
 @dataclass(frozen=True, slots=True)
 class _Edges(ScoreTerm):
     """The causal mask of a mistake: a query sees the keys up to `last`, (b or 1, h or 1, q, 1)."""

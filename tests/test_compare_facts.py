@@ -530,6 +530,7 @@ TRUE: Final[dict[str, set[str]]] = {
     "softmax.no_max": {"constant"},  # NaN, or 0 where the sum is infinite
     "mask.finite": {"constant"},  # a logsumexp of rows that see no key
     "empty.nan": {"constant"},
+    "causal.by_tile": {"constant"},  # of rows that see no key, whose tile is hidden
     "empty.last_key": {"constant", "offset", "moved", "other_keys"},  # of one row, or one feature; the last key alone
     "logsumexp.empty_finite": {"constant"},
     "logsumexp.empty_positive": {"constant"},
@@ -556,6 +557,10 @@ TRUE: Final[dict[str, set[str]]] = {
     "softmax.no_rescale": {"part_factors"},
     "softmax.accumulator_no_rescale": {"part_factors"},
     "softmax.last_tile": {"part_factors"},
+    "window.left_minus_one": {"other_weights"},  # of which some are 0, as in the next ones
+    "window.right_minus_one": {"other_weights"},
+    "causal.strict": {"other_weights"},
+    "causal.top_left": {"other_weights"},
     "window.missing_rows": {"known_in_part"},  # that there is no window
     "scale.absent": {"head_numbers"},
     "scale.twice": {"head_numbers"},

@@ -11,6 +11,7 @@ import numpy as np
 
 from attention_service.comparison.errors import distances, largest, largest_number
 from attention_service.comparison.legal import LOG2E
+from attention_service.comparison.other_scores import other_scores
 from attention_service.comparison.other_values import other_values
 from attention_service.comparison.places import plural_of
 from attention_service.comparison.refitted import refitted
@@ -29,6 +30,8 @@ CHOICES: Final = 1000
 ROWS: Final = 256
 MAX_FEATURES: Final = 1024
 TILES: Final = (128, 64, 32, 16, 8)
+# Tiles of rows and features that a thread block, a warp or a matrix instruction stores.
+STORED: Final = ((16, 16), (8, 8), (16, 8), (8, 16), (8, 32), (32, 8), (32, 32))
 # More rows are not looked for in another place; pairs of rows that are compared at a time.
 MAX_ROWS: Final = 2**13
 PAIRS: Final = 2**18
@@ -151,15 +154,51 @@ def permuted(wrong: Wrong) -> Iterator[Fact]:
     """Rows have their right numbers in another order, or 0 in the place of some."""
     length = wrong.right.shape[3]
     if 2 <= length <= MAX_FEATURES:
-        actual, right = (array[wrong.some(ROWS)].T for array in (wrong.actual, wrong.right))
-        order = (np.square(right).sum(axis=1) - 2 * (actual @ right.T)).argmin(axis=1)
-        kept = actual.any(axis=1)
-        is_order = 1 < kept.sum() == len(set(order[kept].tolist()))
+        chosen = wrong.some(ROWS)
+        order = _order(wrong.actual[chosen], wrong.right[chosen])
         lost = length * math.log2(length + 1)
-        if is_order and (said := wrong.said(lost, np.where(kept, wrong.right[..., order], 0))):
-            order, zeros = np.where(kept, order, -1), "" if kept.all() else ", or is 0 where that is -1"
+        if order.any() and (said := wrong.said(lost, np.where(order < 0, 0, wrong.right[..., order]))):
+            zeros = ", or is 0 where that is -1" if (order < 0).any() else ""
             text = f"{{}} has its right numbers in another order: number i is {order[:LISTED].tolist()}[i]{zeros}"
             yield wrong.fact("permuted", f"{said} {text}", order=order[:LISTED])
+
+
+def _order(actual: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Which right number (n,) each number of these rows (r, n) is, -1 for 0; all 0 if two are the same one."""
+    found = (np.square(right).sum(axis=0)[:, None] - 2 * (right.T @ actual)).argmin(axis=0)
+    kept = actual.any(axis=0)
+    is_order = 1 < kept.sum() == len(set(found[kept].tolist()))
+    return np.where(kept, found, -1) if is_order else np.zeros_like(found)
+
+
+def permuted_tiles(wrong: Wrong) -> Iterator[Fact]:
+    """Tiles of rows and features have their right numbers in another order, each in the same one."""
+    rows, length = wrong.right.shape[2:]
+    for height, width in STORED:
+        if rows % height or length % width:
+            continue
+        count, right = height * width, _in_tiles(wrong.right, height, width)
+        places = np.argwhere(wrong.rows.reshape(*right.shape[:3], height).any(axis=3))
+        chosen = tuple(places[:: -(-len(places) * right.shape[3] // ROWS)].T)
+        actual = _in_tiles(wrong.actual, height, width)[chosen]
+        order = _order(actual.reshape(-1, count), right[chosen].reshape(-1, count))
+        moved = np.flatnonzero(order != np.arange(count))[:4]
+        if not order.any() or (order < 0).any() or not len(moved):
+            continue
+        found = right.reshape(*right.shape[:4], count)[..., order].reshape(right.shape).swapaxes(3, 4)
+        if said := wrong.said(count * math.log2(count + 1), found.reshape(wrong.right.shape)):
+            pairs = zip(moved.tolist(), order[moved].tolist(), strict=True)
+            listed = ", ".join(f"{list(divmod(to, width))} is {list(divmod(of, width))}" for to, of in pairs)
+            tile = f"{height} {plural_of(wrong.axes[2])} and {width} numbers"
+            text = f"{{}} has its right numbers in another order, the same in each tile of {tile}: {listed}"
+            yield wrong.fact("permuted_tiles", f"{said} {text}", tile=(height, width), order=order[:LISTED])
+            return
+
+
+def _in_tiles(array: np.ndarray, height: int, width: int) -> np.ndarray:
+    """The tiles of an array (b, h, q, n), (b, h, q / height, n / width, height, width)."""
+    b, h, rows, length = array.shape
+    return array.reshape(b, h, rows // height, height, length // width, width).swapaxes(3, 4)
 
 
 def reordered(wrong: Wrong) -> Iterator[Fact]:
@@ -244,4 +283,4 @@ def by_keys(wrong: Wrong) -> Iterator[Fact]:
 
 FACTS: Final = (factor, overflow, constant, moved, permuted, offset)
 # Told of arrays that those say nothing of: the first that is true.
-OTHERS: Final = (reordered, elsewhere, refitted, other_values)
+OTHERS: Final = (reordered, permuted_tiles, elsewhere, refitted, other_values, other_scores)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from attention_service.attention.terms.positions import Causal, Chunks, SlidingW
 from attention_service.attention.tile import Tile, part_of
 from attention_service.comparison.case import TILES, Case
 from attention_service.comparison.mutants.table import absent, mutant
+
+# Rows that a thread or a matrix instruction has.
+GROUPS: Final = (4, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +116,15 @@ def _edges(case: Case, right: np.ndarray, last: np.ndarray, detail: str) -> Iter
 @mutant("causal.by_tile", "The causal mask treats the tile of keys on the diagonal as a whole.")
 def causal_by_tile(case: Case) -> Iterator[Case]:
     if case.term(Causal) and case.offset is not None:
-        right = np.arange(case.plan.sizes.query_length) + case.offset[:, None, None]
-        for tile in (tile for tile in TILES if tile < case.plan.sizes.key_length):
-            before = right // tile * tile - 1
-            yield from _edges(case, right, before + tile, f"of {tile} keys, visible")
-            yield from _edges(case, right, before, f"of {tile} keys, hidden")
+        rows, start = np.arange(case.plan.sizes.query_length), case.offset[:, None, None]
+        for tile in (tile for tile in (*GROUPS, *TILES) if tile < case.plan.sizes.key_length):
+            # Tiles begin at the first key; small ones, of the rows that a thread has, at the first row.
+            ends = {"keys": (rows + start) // tile * tile}
+            if tile in GROUPS and (start % tile).any():
+                ends["rows"] = rows // tile * tile + start
+            for what, first in ends.items():
+                yield from _edges(case, rows + start, first + tile - 1, f"of {tile} {what}, visible")
+                yield from _edges(case, rows + start, first - 1, f"of {tile} {what}, hidden")
 
 
 @mutant("causal.packed_group", "The heads of a group are packed into rows, which the causal mask takes for queries.")

@@ -241,10 +241,12 @@ def test_outputs_and_gradients_are_judged_together() -> None:
     assert report.verdict.status == "correct"
     assert set(report.errors) == {"output", "grad_query", "grad_key", "grad_value"}
     assert {name.partition(".")[0] for name in report.power.survivors} != {"grad"}
-    wrong = compare({"output": output, **returned(fields, scale=1.0)}, **fields)
-    assert wrong.verdict.message.startswith("Wrong: the output")
-    # A mistake of the forward pass would have changed the output.
-    assert not any(one.certainty == "proof" for one in wrong.hypotheses)
+    every = compare({"output": output, **returned(fields, scale=1.0)}, **fields)
+    assert every.verdict.message.startswith("Wrong: the output is right; ")
+    # The backward pass is that of another request; as the output is right, no request asks for both.
+    [best] = every.hypotheses
+    assert (best.name, best.certainty, best.change) == ("scale.absent", "proof", None)
+    assert best.message.endswith("(dq, dk and dv only)")
 
 
 def test_cotangents_that_hide_mistakes_are_called_weak() -> None:

@@ -168,7 +168,7 @@ def causal_by_one(p: Pass, random: Random) -> Arrays | None:
     return hidden_differently(p, "is_causal", causal(p.shape, offset_of(p) + int(random.choice([-1, 1]))))
 
 
-@mistake("grad.causal_shifted", "is_causal")
+@mistake("grad.positions_shifted", "is_causal")
 def causal_by_some(p: Pass, random: Random) -> Arrays | None:
     by = int(random.choice([-7, -3, -2, 2, 3, 8]))
     return hidden_differently(p, "is_causal", causal(p.shape, offset_of(p) + by))
@@ -441,7 +441,7 @@ def bias_of_one_entry(p: Pass, random: Random) -> Arrays | None:
     return {**p.gradients(), BIAS: dz.reshape(p.fields["bias"].shape)}
 
 
-@mistake("grad.empty_nan", "empty")
+@mistake("grad.empty_nan", "empty", facts=("constant",))
 def nan_in_empty_rows(p: Pass, random: Random) -> Arrays | None:
     empty = ~p.seen.any(axis=-1, keepdims=True)
     return p.gradients(weights=np.where(empty, np.nan, p.weights()))
@@ -496,7 +496,7 @@ def place_of(array: np.ndarray, random: Random) -> np.ndarray | None:
     return None
 
 
-@mistake("", facts=PLACES, kernels=((QUERY,), (KEY,), (VALUE,)))
+@mistake("", facts=(*PLACES, "factor"), kernels=((QUERY,), (KEY,), (VALUE,)))
 def numbers_in_other_places(p: Pass, random: Random) -> Arrays | None:
     found = p.gradients()
     seed = int(random.integers(2**31))
@@ -520,7 +520,7 @@ def wrong_sign(p: Pass, random: Random) -> Arrays | None:
     return {name: -array for name, array in p.gradients().items()}
 
 
-@mistake("", facts=("factor",), kernels=((QUERY,), (KEY,), (VALUE,)))
+@mistake("grad.scale_absent", facts=("factor",), kernels=((QUERY,), (KEY,), (VALUE,)))
 def twice_as_large(p: Pass, random: Random) -> Arrays | None:
     return {name: 2 * array for name, array in p.gradients().items()}
 
@@ -655,6 +655,4 @@ def pass_of(fields: dict[str, Any], group: int, rounded: Callable[[np.ndarray], 
     sinks = fields["sinks"].astype(np.float64) if "sinks" in fields else None
     of_lse = fields["grad_logsumexp"].astype(np.float64)[..., None] if "grad_logsumexp" in fields else np.zeros(())
     with np.errstate(all="ignore"):
-        return Pass(
-            fields, q, k, v, do, scale, group, scores, slope, masks, added, sinks, of_lse, rounded
-        ).forward()
+        return Pass(fields, q, k, v, do, scale, group, scores, slope, masks, added, sinks, of_lse, rounded).forward()

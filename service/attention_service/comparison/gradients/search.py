@@ -19,12 +19,8 @@ from attention_service.comparison.case import INEXPRESSIBLE, Case
 from attention_service.comparison.errors import distances, largest_number
 from attention_service.comparison.evidence import PROOF, Hypothesis
 from attention_service.comparison.gradients.case import GradientCase, Gradients, make_case, names_in, with_fields
-from attention_service.comparison.gradients.judge import (
-    GradientQuestion,
-    GradientTruth,
-    facts_of_gradients,
-    gradient_truth,
-)
+from attention_service.comparison.gradients.facts import facts_of_gradients
+from attention_service.comparison.gradients.judge import GradientQuestion, GradientTruth, gradient_truth
 from attention_service.comparison.gradients.mutants import GRADIENT_MUTANTS
 from attention_service.comparison.gradients.mutants.table import Variant
 from attention_service.comparison.gradients.rounding import stored_dtype
@@ -119,16 +115,18 @@ def learn_gradients(
     """
     truth = replace(truth, case=replace(truth.case, check=check))
     evidence = _evidence(truth, judged, is_output_right=bool(outputs))
-    if evidence.wrong:
-        found.facts = facts_of_gradients(truth, judged, forward)
-    answers = list(forward.each(partial(_answer, truth, evidence), _variants(truth, forward)))
+    answer = partial(_answer, truth, evidence)
+    answers = list(forward.each(answer, _variants(truth, forward, in_power=True)))
     found.power = _power(answers)
     if evidence.wrong:
-        if all(one.ratio <= CORRECT for one in outputs) and not (outputs and any(one.is_proof for one in answers)):
-            answers += forward.each(partial(_answer, truth, evidence), _of_forward(truth, forward))
+        is_output_wrong = any(one.ratio > CORRECT for one in outputs)
+        if not is_output_wrong and not (outputs and any(one.is_proof for one in answers)):
+            answers += forward.each(answer, _of_forward(truth, forward))
+        if not any(one.is_proof for one in answers):
+            answers += forward.each(answer, _variants(truth, forward, in_power=False))
         found.hypotheses = _hypotheses(answers, evidence)
-        if any(one.is_proof for one in found.hypotheses):
-            found.facts = ()
+        if not any(one.is_proof for one in found.hypotheses):
+            found.facts = facts_of_gradients(truth, judged, forward)
     found.suggestion = _suggestion(truth, forward, found, backend, check)
 
 
@@ -139,7 +137,9 @@ def _evidence(truth: GradientTruth, judged: Mapping[str, Judged], *, is_output_r
     right = {name: truth.scaled(truth.case.right, name).ravel()[at] for name, at in places.items()}
     sent = {name: truth.scaled(truth.sent, name).ravel()[places[name]] for name in wrong}
     limits = {name: truth.limits.limits[name].ravel() for name in wrong}
-    units = {name: of[places[name]] / np.maximum(of[places[name]], LEAST_UNIT * of.max()) for name, of in limits.items()}
+    units = {
+        name: of[places[name]] / np.maximum(of[places[name]], LEAST_UNIT * of.max()) for name, of in limits.items()
+    }
     return Evidence(places, wrong, sent, right, units, is_output_right)
 
 
@@ -159,10 +159,10 @@ def _sampled(truth: GradientTruth, name: str) -> np.ndarray:
 Named = tuple[str, Variant, Case]
 
 
-def _variants(truth: GradientTruth, forward: Case) -> Iterator[Named]:
-    """All forms of the mistakes of backward passes."""
+def _variants(truth: GradientTruth, forward: Case, *, in_power: bool) -> Iterator[Named]:
+    """All forms of the mistakes of backward passes that power counts, or of the others."""
     for row in GRADIENT_MUTANTS.values():
-        for variant in row.edit(truth.case):
+        for variant in row.edit(truth.case) if row.in_power == in_power else ():
             yield row.name, variant, forward.changed(INEXPRESSIBLE, detail=variant.detail)
 
 

@@ -225,16 +225,21 @@ def first_chunk(case: GradientCase) -> Iterator[Variant]:
                 yield made_by(case, partial(FirstChunk, parts=parts), f"of {parts}")
 
 
-class FirstOfBias(Wrong):
+class OneOfBias(Wrong):
+    def __init__(self, *arguments: Any, case: GradientCase, index: int) -> None:
+        super().__init__(*arguments, case=case)
+        self.index = index
+
     def of_terms(self, gradient: Array, tile: Tile) -> list[Part]:
-        bias, first = next(term for term in self.plan.terms if isinstance(term, Bias)), gradient
+        bias, one = next(term for term in self.plan.terms if isinstance(term, Bias)), gradient
         for axis, part in enumerate((tile.batch, tile.heads, tile.rows, tile.columns)):
             if bias.numbers.shape[axis] == 1 < self.lengths[axis]:
                 place = [1] * 4
                 place[axis] = -1
-                first = first * (np.arange(part.start, part.stop) == 0).reshape(place)
-        others = [one for one in super().of_terms(gradient, tile) if one.field != "bias"]
-        return others + bias.backward(first, tile, self.lib)
+                is_read = np.arange(part.start, part.stop) == self.index % self.lengths[axis]
+                one = one * is_read.reshape(place)
+        others = [part for part in super().of_terms(gradient, tile) if part.field != "bias"]
+        return others + bias.backward(one, tile, self.lib)
 
     @property
     def lengths(self) -> tuple[int, int, int, int]:
@@ -242,13 +247,14 @@ class FirstOfBias(Wrong):
         return sizes.batch_size, sizes.num_heads, sizes.query_length, sizes.key_length
 
 
-@mutant("bias_not_summed", "The gradient of a bias that was broadcast is that of its first entry, not the sum.")
+@mutant("bias_not_summed", "The gradient of a bias that was broadcast is that of one entry, not the sum.")
 def bias_not_summed(case: GradientCase) -> Iterator[Variant]:
     shape = case.plan.gradient_shapes.get("bias")
     sizes = case.plan.sizes
     full = sizes.batch_size, sizes.num_heads, sizes.query_length, sizes.key_length
     if shape is not None and shape != full:
-        yield made_by(case, FirstOfBias)
+        yield made_by(case, partial(OneOfBias, index=0), "the first")
+        yield made_by(case, partial(OneOfBias, index=-1), "the last")
 
 
 @mutant("rotary_not_undone", "The gradients of query and key are those of the rotated ones.")

@@ -1,0 +1,159 @@
+"""Masks, biases and positions that the backward pass reads in another way than the forward pass, and what it makes of
+rows that see no key.
+
+There are many ways to read a mask: they are looked for in gradients that are wrong, and `power` does not count them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from attention_service.attention.array_functions import Array, BackwardFunctions
+from attention_service.attention.score_term import Part, ScoreTerm
+from attention_service.attention.terms.additions import Bias
+from attention_service.attention.terms.masks import Mask
+from attention_service.attention.tile import Tile
+from attention_service.comparison.gradients.case import GradientCase, Gradients
+from attention_service.comparison.gradients.mutants.table import Recomputed, Variant, Wrong, is_softmax, mutant
+
+# The largest mask of positions or segments that is written out.
+MOST_SCORES: Final = 2**22
+# Positions by which queries are placed elsewhere: a few, and tiles.
+SHIFTS: Final = (1, 2, 3, 4, 7, 8, 16, 32, 64, 128)
+
+
+@mutant("mask_view", "The backward pass reads a mask or a bias at other places than the forward pass.", in_power=False)
+def mask_view(case: GradientCase) -> Iterator[Variant]:
+    for term in case.plan.terms if is_softmax(case) else ():
+        array = _array_of(case, term)
+        if array is None:
+            continue
+        name = "bias" if term.cause is None else term.cause.field
+        for detail, other in _views(case, array):
+            made = OtherBias(other, term) if isinstance(term, Bias) else Mask(other)
+            terms = tuple(made if one is term else one for one in case.plan.terms)
+            yield Variant(partial(_with_terms, case, terms), f"{name}: {detail}")
+
+
+@dataclass(frozen=True, slots=True)
+class OtherBias(Bias):
+    """A bias that is read at other places; its gradient is written at those of the right one."""
+
+    right: Bias
+
+    @property
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        return self.right.parameter_shapes
+
+    def backward(self, grad: Array, tile: Tile, functions: BackwardFunctions) -> list[Part]:
+        return self.right.backward(grad, tile, functions)
+
+
+def _array_of(case: GradientCase, term: ScoreTerm) -> np.ndarray | None:
+    """What a term hides or adds, (b, h, q, k), each axis full or 1; None if that is too large, or no array says it."""
+    if isinstance(term, Mask):
+        return term.booleans
+    if isinstance(term, Bias):
+        return term.numbers
+    sizes = case.plan.sizes
+    if term.cause is None or sizes.query_length * sizes.key_length > MOST_SCORES // sizes.batch_size:
+        return None
+    whole = [slice(0, length) for length in (sizes.num_kv_heads, sizes.num_heads, sizes.query_length, sizes.key_length)]
+    seen = term.visible(Tile(slice(0, sizes.batch_size), *whole), np.asarray)
+    return None if seen is None else np.asarray(seen).reshape((1,) * (4 - np.ndim(seen)) + np.shape(seen))
+
+
+def _views(case: GradientCase, array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Other views of an array (b, h, q, k), each axis full or 1, and what each is in words."""
+    b, h, q, k = array.shape
+    sizes = case.plan.sizes
+    if sizes.query_length == sizes.key_length and (q, k) != (1, 1):
+        yield "transposed", array.swapaxes(-1, -2)
+    for axis, what in ((3, "key"), (2, "row"), (1, "head"), (0, "batch entry")):
+        if array.shape[axis] == 1:
+            continue
+        yield f"that of the first {what} for all", array.take([0], axis=axis)
+        yield f"that of the last {what} for all", array.take([-1], axis=axis)
+        if axis < 2:
+            yield f"{what}s reversed" if axis else "batch entries reversed", np.flip(array, axis)
+        for by, side in ((1, "before"), (-1, "after")):
+            rolled = np.roll(array, by, axis)
+            yield f"that of the {what} {side}", rolled
+            for edge in (0, 1) if axis > 1 else ():
+                filled = rolled.copy()
+                filled[(slice(None),) * axis + (slice(0, 1) if by > 0 else slice(-1, None),)] = edge
+                ends = "0" if array.dtype != bool else "visible" if edge else "hidden"
+                if array.dtype == bool or not edge:
+                    yield f"that of the {what} {side}, beyond the edge {ends}", filled
+    if min(q, k) > 1:
+        for by, side in ((1, "before"), (-1, "after")):
+            yield (
+                f"that of the number {side} in memory",
+                np.roll(array.reshape(b, h, q * k), by, -1).reshape(array.shape),
+            )
+    if sizes.batch_size == sizes.num_heads and max(b, h) > 1:
+        yield "with batch entries in the place of heads", array.swapaxes(0, 1)
+    yield "with the opposite meaning", ~array if array.dtype == bool else -array
+
+
+def _with_terms(case: GradientCase, terms: tuple[ScoreTerm, ...]) -> Gradients:
+    """The gradients of a backward pass with other terms, from the right logsumexp."""
+    other = replace(case, plan=replace(case.plan, terms=terms))
+    return other.run(partial(Recomputed, case=other))
+
+
+@mutant(
+    "positions_shifted",
+    "The backward pass places queries at other positions than the forward pass.",
+    in_power=False,
+)
+def positions_shifted(case: GradientCase) -> Iterator[Variant]:
+    if not is_softmax(case) or not any(term.reads_offset for term in case.plan.terms):
+        return
+    own = case.spec.query_offset
+    own = np.asarray(case.plan.roles.past_length) if own is None else own
+    longest = max(case.plan.sizes.query_length, case.plan.sizes.key_length)
+    for by in (sign * shift for shift in SHIFTS for sign in (1, -1)):
+        if abs(by) < longest and not (case.spec.is_causal and abs(by) == 1):  # which is grad.causal_shifted
+            other = case.changed({"query_offset": own + by})
+            yield Variant(partial(other.run, partial(Recomputed, case=case)), f"by {by:+d}")
+
+
+class OfEmptyRows(Wrong):
+    """What rows that see no key add, if they weigh all keys: of a case whose terms hide nothing. is_uniform: alike"""
+
+    def __init__(self, *arguments: Any, case: GradientCase, is_uniform: bool) -> None:
+        super().__init__(*arguments, case=case)
+        self.is_uniform = is_uniform
+
+    def run(self, tile: Tile, weights: Array, stages: Mapping[str, Array], write: Any) -> list[Part]:
+        empty = np.isneginf(self.case.logsumexp[tile.batch, tile.heads, tile.rows])[..., None]
+        own = np.ones_like(weights) / self.plan.sizes.key_length if self.is_uniform else weights
+        return super().run(tile, np.where(empty, own, 0.0), stages, write)
+
+
+@mutant("empty_uniform", "Queries that see no key weigh all keys: a finite number stands for hidden scores.")
+def empty_uniform(case: GradientCase) -> Iterator[Variant]:
+    if is_softmax(case) and case.plan.all_sinks is None and np.isneginf(case.logsumexp).any():
+        for is_uniform, how in ((True, "all alike"), (False, "by their scores, to which the number is added")):
+            for names, detail in ((case.names, how), (("grad_value",), f"{how}; gradients of scores are masked")):
+                if set(names) & set(case.names):
+                    yield Variant(partial(with_empty_rows, case, names, is_uniform=is_uniform), detail)
+
+
+def with_empty_rows(case: GradientCase, names: tuple[str, ...], *, is_uniform: bool) -> Gradients:
+    """The right gradients, and what rows that see no key add to some of them."""
+    terms = tuple(_finite(term) for term in case.plan.terms if term.cause is None or isinstance(term, Bias))
+    shown = replace(case, plan=replace(case.plan, terms=terms))
+    added = shown.run(partial(OfEmptyRows, case=case, is_uniform=is_uniform))
+    return {name: array + added[name] if name in names else array for name, array in case.right.items()}
+
+
+def _finite(term: ScoreTerm) -> ScoreTerm:
+    """A term that hides nothing: a bias without minus infinity."""
+    return OtherBias(np.where(np.isneginf(term.numbers), 0.0, term.numbers), term) if isinstance(term, Bias) else term

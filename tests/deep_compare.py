@@ -1,6 +1,8 @@
 """`make test-deep`: how good comparisons are, by thousands of random requests with planted mistakes.
 
-    python -m tests.deep_compare [mistakes pairs power apart right kernels gradients formulas backwards] [--draws N] [--seed N]
+    python -m tests.deep_compare [PART …] [--draws N] [--seed N]
+
+Parts are mistakes, pairs, power, apart, right, kernels, gradients, formulas and backwards.
 
 Each part prints its figures, and what it got wrong. The exit status is 1 if a figure is below what it should be.
 """
@@ -293,7 +295,7 @@ def formulas(count: int, seed: int) -> bool:
             is_proved = best is not None and best.certainty == "proof"
             if report.verdict.status != "wrong":
                 counts["untellable"] += 1
-            elif is_named or {fact.name for fact in report.facts} & {*row.facts} and not is_proved:
+            elif is_named or ({fact.name for fact in report.facts} & {*row.facts} and not is_proved):
                 counts["named" if is_named else "fact"] += 1
                 counts["proved"] += is_proved
             else:

@@ -78,11 +78,13 @@ class Pass:
     def weights(self) -> np.ndarray:
         """The weights that a backward pass computes again, of the logsumexp."""
         safe = np.where(np.isfinite(self.logsumexp), self.logsumexp, np.inf)
-        return np.where(self.seen, np.exp(self.scores + self.added - safe), 0.0)
+        found: np.ndarray = np.where(self.seen, np.exp(self.scores + self.added - safe), 0.0)
+        return found
 
     def of_scores(self, weights: np.ndarray) -> np.ndarray:
         """The gradient of the masked scores."""
-        return weights * (self.do @ self.v.swapaxes(-1, -2) - self.delta + self.of_lse)
+        found: np.ndarray = weights * (self.do @ self.v.swapaxes(-1, -2) - self.delta + self.of_lse)
+        return found
 
     def gradients(
         self,
@@ -110,14 +112,16 @@ class Pass:
     def grouped(self, array: np.ndarray) -> np.ndarray:
         """The sums (b, g, k, x) over the heads of groups."""
         b, h, k, x = array.shape
-        return array.reshape(b, h // self.group, self.group, k, x).sum(axis=2)
+        found: np.ndarray = array.reshape(b, h // self.group, self.group, k, x).sum(axis=2)
+        return found
 
 
 def summed(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """A gradient (b, h, q, k) summed up to the shape that it was broadcast from."""
     whole = (1,) * (array.ndim - len(shape)) + shape
     axes = tuple(axis for axis, size in enumerate(whole) if size == 1 < array.shape[axis])
-    return array.sum(axis=axes, keepdims=True).reshape(shape)
+    found: np.ndarray = array.sum(axis=axes, keepdims=True).reshape(shape)
+    return found
 
 
 # From a right pass to the gradients of a wrong one; None where the mistake does not apply.
@@ -250,7 +254,7 @@ def any_view(array: np.ndarray, random: Random, fill: float) -> np.ndarray | Non
 
 @mistake("grad.mask_view", "mask")
 def mask_of_another_view(p: Pass, random: Random) -> Arrays | None:
-    other = any_view(p.masks["mask"], random, fill=random.integers(2))
+    other = any_view(p.masks["mask"], random, fill=int(random.integers(2)))
     return None if other is None else hidden_differently(p, "mask", other)
 
 

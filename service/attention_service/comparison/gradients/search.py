@@ -229,7 +229,7 @@ def _answer(truth: GradientTruth, evidence: Evidence, named: Named) -> Answer:
         is_part = any(apart[one] > CORRECT for one in truth.sent if one not in evidence.wrong)
         is_part |= is_of_forward and evidence.is_output_right
         if is_part:
-            made |= {one: right[one] for one in truth.sent if one not in evidence.wrong}
+            made = {**made, **{one: right[one] for one in truth.sent if one not in evidence.wrong}}
             case = case.changed(INEXPRESSIBLE, detail=f"{_in_words(evidence.wrong)} only")
         ratio = max((apart[one] for one in evidence.wrong), default=0.0)
         arrays = {one: truth.scaled(made, one).ravel()[at] for one, at in evidence.places.items()}

@@ -44,7 +44,7 @@ def scale_twice(case: GradientCase) -> Iterator[Variant]:
 
 
 class Counted(Wrong):
-    """Terms of sums that count several times, or not at all: in the gradients of key and value, and in that of the query.
+    """Terms of sums that count several times, or not at all, in the gradients of key and value, or of the query.
 
     of_keys, of_query: how often each counts, an array that broadcasts to (b, h, q, k); None for once
     """

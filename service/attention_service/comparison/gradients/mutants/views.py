@@ -20,11 +20,13 @@ from attention_service.attention.terms.masks import Mask
 from attention_service.attention.tile import Tile
 from attention_service.comparison.gradients.case import GradientCase, Gradients
 from attention_service.comparison.gradients.mutants.table import Recomputed, Variant, Wrong, is_softmax, mutant
+from attention_service.comparison.places import plural_of
 
 # The largest mask of positions or segments that is written out.
 MOST_SCORES: Final = 2**22
 # Positions by which queries are placed elsewhere: a few, and tiles.
 SHIFTS: Final = (1, 2, 3, 4, 7, 8, 16, 32, 64, 128)
+SIDES: Final = ((1, "before"), (-1, "after"))
 
 
 @mutant("mask_view", "The backward pass reads a mask or a bias at other places than the forward pass.", in_power=False)
@@ -63,42 +65,41 @@ def _array_of(case: GradientCase, term: ScoreTerm) -> np.ndarray | None:
     sizes = case.plan.sizes
     if term.cause is None or sizes.query_length * sizes.key_length > MOST_SCORES // sizes.batch_size:
         return None
-    whole = [slice(0, length) for length in (sizes.num_kv_heads, sizes.num_heads, sizes.query_length, sizes.key_length)]
-    seen = term.visible(Tile(slice(0, sizes.batch_size), *whole), np.asarray)
+    batch, kv_heads, heads = (slice(0, count) for count in (sizes.batch_size, sizes.num_kv_heads, sizes.num_heads))
+    rows, columns = slice(0, sizes.query_length), slice(0, sizes.key_length)
+    seen = term.visible(Tile(batch, kv_heads, heads, rows, columns), np.asarray)
     return None if seen is None else np.asarray(seen).reshape((1,) * (4 - np.ndim(seen)) + np.shape(seen))
 
 
 def _views(case: GradientCase, array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """Other views of an array (b, h, q, k), each axis full or 1, and what each is in words."""
-    b, h, q, k = array.shape
-    sizes = case.plan.sizes
+    sizes, (b, h, q, k) = case.plan.sizes, array.shape
     if sizes.query_length == sizes.key_length and (q, k) != (1, 1):
         yield "transposed", array.swapaxes(-1, -2)
     for axis, what in ((3, "key"), (2, "row"), (1, "head"), (0, "batch entry")):
-        if array.shape[axis] == 1:
-            continue
-        yield f"that of the first {what} for all", array.take([0], axis=axis)
-        yield f"that of the last {what} for all", array.take([-1], axis=axis)
-        if axis < 2:
-            yield f"{what}s reversed" if axis else "batch entries reversed", np.flip(array, axis)
-        for by, side in ((1, "before"), (-1, "after")):
-            rolled = np.roll(array, by, axis)
-            yield f"that of the {what} {side}", rolled
-            for edge in (0, 1) if axis > 1 else ():
-                filled = rolled.copy()
-                filled[(slice(None),) * axis + (slice(0, 1) if by > 0 else slice(-1, None),)] = edge
-                ends = "0" if array.dtype != bool else "visible" if edge else "hidden"
-                if array.dtype == bool or not edge:
-                    yield f"that of the {what} {side}, beyond the edge {ends}", filled
+        if array.shape[axis] > 1:
+            yield f"that of the first {what} for all", array.take([0], axis=axis)
+            yield f"that of the last {what} for all", array.take([-1], axis=axis)
+            yield f"{plural_of(what)} reversed", np.flip(array, axis)
+            yield from _moved(array, axis, what)
     if min(q, k) > 1:
-        for by, side in ((1, "before"), (-1, "after")):
-            yield (
-                f"that of the number {side} in memory",
-                np.roll(array.reshape(b, h, q * k), by, -1).reshape(array.shape),
-            )
+        for by, side in SIDES:
+            yield f"the number {side} in memory", np.roll(array.reshape(b, h, q * k), by, -1).reshape(array.shape)
     if sizes.batch_size == sizes.num_heads and max(b, h) > 1:
         yield "with batch entries in the place of heads", array.swapaxes(0, 1)
     yield "with the opposite meaning", ~array if array.dtype == bool else -array
+
+
+def _moved(array: np.ndarray, axis: int, what: str) -> Iterator[tuple[str, np.ndarray]]:
+    """Views that are moved by one along an axis: around its end or, of rows and keys, with numbers from beyond it."""
+    beyond = {"hidden": False, "visible": True} if array.dtype == bool else {"0": 0}
+    for by, side in SIDES:
+        rolled = np.roll(array, by, axis)
+        yield f"that of the {what} {side}", rolled
+        for name, number in beyond.items() if axis > 1 else ():
+            filled = rolled.copy()
+            filled[(slice(None),) * axis + (0 if by > 0 else -1,)] = number
+            yield f"that of the {what} {side}, {name} beyond the end", filled
 
 
 def _with_terms(case: GradientCase, terms: tuple[ScoreTerm, ...]) -> Gradients:

@@ -67,9 +67,7 @@ class WrongGradient(Wrong):
         self.case.check()
         if not self.sums[2].sum() - lost >= BITS:
             return False
-        return bool(
-            (distances(self.actual, predicted) <= np.maximum(limits, self.limits)).all(axis=-1)[self.rows].all()
-        )
+        return bool((distances(self.actual, predicted) <= np.maximum(limits, self.limits)).all())
 
 
 def as_rows(truth: GradientTruth, name: str, array: np.ndarray) -> np.ndarray:
@@ -150,7 +148,7 @@ def _has_plain_sums(wrong: WrongGradient, truth: GradientTruth) -> bool:
 
 
 def terms_of_heads(wrong: WrongGradient, truth: GradientTruth) -> Iterator[Fact]:
-    """The gradient of a key/value head is the sum over other query heads than those of its group."""
+    """The gradient of a key/value head is a sum over other query heads than all of its group."""
     case, sizes, role = truth.case, truth.case.plan.sizes, wrong.name.removeprefix(PREFIX)
     count, (b, g, k, d) = sizes.num_heads, wrong.right.shape
     if (
@@ -175,17 +173,19 @@ def terms_of_heads(wrong: WrongGradient, truth: GradientTruth) -> Iterator[Fact]
     widened = np.broadcast_to(wrong.limits.max(axis=1, keepdims=True), wrong.right.shape)
     if wrong.agrees(predicted, widened, times.size * math.log2(3)):
         words = [f"{place}: {_heads_in_words(times[place])}" for place in range(min(g, LISTED))]
-        text = f"{{}} is the sum over other query heads than those of each group: key/value head {'; '.join(words)}"
+        text = (
+            f"{{}} is a sum over other query heads than all of each group: those of key/value head {'; '.join(words)}"
+        )
         yield wrong.fact("terms", text, times=times.ravel()[:LISTED])
 
 
 def _heads_in_words(times: np.ndarray) -> str:
     """The query heads of a sum: "heads 0 to 2, and 2 times head 3"."""
-    words = []
-    for by in np.unique(times[times != 0]):
-        heads = np.flatnonzero(times == by)
-        words.append(f"{'' if by == 1 else f'{by:g} times '}{in_words(runs_of(heads), 'and')}")
-    return "; ".join(words) if words else "none"
+    words = [
+        f"{'' if by == 1 else f'{by:g} times '}{in_words(runs_of(np.flatnonzero(times == by)), 'and')}"
+        for by in np.unique(times[times != 0])
+    ]
+    return ", ".join(words) if words else "none"
 
 
 class Blocks(Kept):
@@ -378,6 +378,7 @@ def terms_of_scores(wrong: WrongGradient, truth: GradientTruth) -> Iterator[Fact
     predicted = np.tensordot(times, np.stack(list(terms.values())), 1)
     widened = wrong.limits * max(1.0, float(np.abs(times).max()))
     if (times != 1).any() and wrong.agrees(predicted, widened, REAL_BITS * len(times)):
-        words = [f"{what} {shown(float(by), float(e))} times" for what, by, e in zip(terms, times, error, strict=True)]
+        digits = np.where(times == np.rint(times), 0.0, error)  # whole numbers have no error
+        words = [f"{what} {shown(float(by), float(e))} times" for what, by, e in zip(terms, times, digits, strict=True)]
         text = f"{{}} is made of a gradient of scores that has {', '.join(words)} in the place of once each"
         yield wrong.fact("terms", text, times=times)

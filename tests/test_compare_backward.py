@@ -4,13 +4,14 @@ sums, and right numbers in other places. What a kernel returns is made by formul
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
 import pytest
 
 from attention_service.attention.arrays import BFLOAT16
-from attention_service.library import attend, compare
+from attention_service.library import compare
 from attention_service.schemas.compare import CompareReport
 from tests.helpers.backward_mistakes import KEY, MISTAKES, QUERY, VALUE, Arrays, Pass, hidden_differently, pass_of, view
 
@@ -97,8 +98,9 @@ def test_one_number_proves_no_mistake() -> None:
     ],
 )
 def test_another_view_of_a_mask_is_named(field: str, shape: tuple[int, ...], which: str) -> None:
-    numbers = np.random.default_rng(3).normal(size=shape).astype(np.float32)
-    fields = request(**{field: some_mask(*shape) if field == "mask" else numbers})
+    made: dict[str, Any] = {"mask": some_mask(*shape)}
+    made["bias"] = np.random.default_rng(3).normal(size=shape).astype(np.float32)
+    fields = request(**{field: made[field]})
     right = right_pass(fields)
     other = view(np.broadcast_to(fields[field], right.shape), which, 0)
     assert other is not None
@@ -121,12 +123,12 @@ def test_a_causal_mask_of_transposed_scores_is_named() -> None:
     assert best.message.endswith("(is_causal: transposed, dk and dv only)")
 
 
-def test_positions_that_are_some_keys_off_are_named() -> None:
+def test_a_causal_mask_that_is_some_keys_off_is_named() -> None:
     fields = request(is_causal=True)
     wrong = hidden_differently(right_pass(fields), "is_causal", np.tri(37, 37, 3, bool)[None, None])
     [best] = judged(fields, wrong, (KEY, VALUE)).hypotheses
-    assert best.name == "grad.positions_shifted"
-    assert best.message.endswith("(by +3, dk and dv only)")
+    assert best.name == "grad.causal_shifted"
+    assert best.message.endswith("(3 keys more, dk and dv only)")
 
 
 def with_empty_rows() -> dict[str, Any]:
@@ -257,7 +259,7 @@ def test_right_numbers_in_other_places_are_told(which: str, dtype: np.dtype, nam
     fields = request(dtype)
     right = right_pass(fields).gradients()
     array = right[name]
-    places = {
+    places: dict[str, Callable[[], np.ndarray]] = {
         "heads": lambda: array[:, ::-1],
         "added head": lambda: array + array[:, ::-1],
         "added entry": lambda: array + array[::-1],

@@ -172,7 +172,7 @@ def causal_by_one(p: Pass, random: Random) -> Arrays | None:
     return hidden_differently(p, "is_causal", causal(p.shape, offset_of(p) + int(random.choice([-1, 1]))))
 
 
-@mistake("grad.positions_shifted", "is_causal")
+@mistake("grad.causal_shifted", "is_causal")
 def causal_by_some(p: Pass, random: Random) -> Arrays | None:
     by = int(random.choice([-7, -3, -2, 2, 3, 8]))
     return hidden_differently(p, "is_causal", causal(p.shape, offset_of(p) + by))
@@ -255,7 +255,8 @@ def any_view(array: np.ndarray, random: Random, fill: float) -> np.ndarray | Non
 @mistake("grad.mask_view", "mask")
 def mask_of_another_view(p: Pass, random: Random) -> Arrays | None:
     other = any_view(p.masks["mask"], random, fill=int(random.integers(2)))
-    return None if other is None else hidden_differently(p, "mask", other)
+    # Where it hides nothing, the mask is absent.
+    return None if other is None or other.all() else hidden_differently(p, "mask", other)
 
 
 @mistake("grad.mask_view", "mask")
@@ -495,7 +496,7 @@ def place_of(array: np.ndarray, random: Random) -> np.ndarray | None:
     ]
     for n in random.permutation(len(makes)):
         found = makes[int(n)]()
-        if found.shape == array.shape and not np.array_equal(found, array):
+        if found.shape == array.shape and not np.array_equal(found, array) and found.any():
             return np.array(found)
     return None
 

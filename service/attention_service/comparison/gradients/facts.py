@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import numpy as np
@@ -27,29 +27,35 @@ from attention_service.comparison.gradients.terms import (
     whole,
     whole_sums,
 )
-from attention_service.comparison.judged import Judged
 from attention_service.comparison.places import plural_of
 from attention_service.schemas.compare import Fact
 
 AXES: Final = ("batch entry", "head", "row", "feature")
 
 
-def facts_of_gradients(truth: GradientTruth, judged: Mapping[str, Judged], case: Case) -> tuple[Fact, ...]:
-    """What is true of all gradients that are wrong. case: of the forward pass"""
-    found: list[Fact] = []
+def wrong_gradients(truth: GradientTruth, names: Iterable[str], case: Case) -> list[WrongGradient]:
+    """The wrong gradients of some names. case: of the forward pass"""
+    found = []
+    for name in names:
+        sent, right, limits = (
+            as_rows(truth, name, arrays[name]) for arrays in (truth.sent, truth.case.right, truth.limits.limits)
+        )
+        axes = tuple("key" if one == "row" and "query" not in name else one for one in AXES)
+        most = CORRECT * float(limits.max(initial=0.0))
+        found.append(WrongGradient(name, axes, sent, right, most, case, has_rows=False, limits=CORRECT * limits))
+    return found
+
+
+def facts_of_gradients(truth: GradientTruth, arrays: Iterable[WrongGradient]) -> dict[str, list[Fact]]:
+    """What is true of wrong gradients, by name."""
+    found = {}
     with np.errstate(all="ignore"):
-        for name in (name for name, one in judged.items() if one.ratio > CORRECT):
-            sent, right, limits = (
-                as_rows(truth, name, arrays[name]) for arrays in (truth.sent, truth.case.right, truth.limits.limits)
-            )
-            axes = tuple("key" if one == "row" and "query" not in name else one for one in AXES)
-            limits = CORRECT * limits
-            wrong = WrongGradient(name, axes, sent, right, float(limits.max()), case, has_rows=False, limits=limits)
+        for wrong in arrays:
             own = list(_summed_places(wrong)) or find_facts([wrong])
             others = itertools.chain(_added_rows(wrong), terms_of_heads(wrong, truth))
             others = itertools.chain(others, terms_of_tiles(wrong, truth), terms_of_scores(wrong, truth))
-            found += own or list(itertools.islice(others, 1))
-    return tuple(found[:LISTED])
+            found[wrong.name] = own or list(itertools.islice(others, 1))
+    return found
 
 
 def _summed_places(wrong: WrongGradient) -> Iterator[Fact]:

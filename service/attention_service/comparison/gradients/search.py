@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cached_property, partial
@@ -18,12 +19,15 @@ from attention_service.comparison.candidates import ratio as apart
 from attention_service.comparison.case import INEXPRESSIBLE, Case
 from attention_service.comparison.errors import distances, largest_number
 from attention_service.comparison.evidence import PROOF, Hypothesis
+from attention_service.comparison.facts import LISTED
 from attention_service.comparison.gradients.case import GradientCase, Gradients, make_case, names_in, with_fields
-from attention_service.comparison.gradients.facts import facts_of_gradients
+from attention_service.comparison.gradients.estimates import shifted_masks
+from attention_service.comparison.gradients.facts import facts_of_gradients, wrong_gradients
 from attention_service.comparison.gradients.judge import GradientQuestion, GradientTruth, gradient_truth
 from attention_service.comparison.gradients.mutants import GRADIENT_MUTANTS
 from attention_service.comparison.gradients.mutants.table import Variant
 from attention_service.comparison.gradients.rounding import stored_dtype
+from attention_service.comparison.gradients.terms import WrongGradient
 from attention_service.comparison.inputs import TRIES, Suggestion, make_input
 from attention_service.comparison.judged import Judged
 from attention_service.comparison.mutants import MUTANTS
@@ -122,11 +126,16 @@ def learn_gradients(
         is_output_wrong = any(one.ratio > CORRECT for one in outputs)
         if not is_output_wrong and not (outputs and any(one.is_proof for one in answers)):
             answers += forward.each(answer, _of_forward(truth, forward))
+        facts: Mapping[str, list[Fact]] = {}
         if not any(one.is_proof for one in answers):
-            answers += forward.each(answer, _variants(truth, forward, in_power=False))
+            arrays = wrong_gradients(truth, evidence.wrong, forward)
+            facts = facts_of_gradients(truth, arrays)
+            if not all(facts.values()):
+                answers += forward.each(answer, _estimated(truth, arrays, forward))
+                answers += forward.each(answer, _variants(truth, forward, in_power=False))
         found.hypotheses = _hypotheses(answers, evidence)
         if not any(one.is_proof for one in found.hypotheses):
-            found.facts = facts_of_gradients(truth, judged, forward)
+            found.facts = tuple(itertools.chain(*facts.values()))[:LISTED]
     found.suggestion = _suggestion(truth, forward, found, backend, check)
 
 
@@ -164,6 +173,13 @@ def _variants(truth: GradientTruth, forward: Case, *, in_power: bool) -> Iterato
     for row in GRADIENT_MUTANTS.values():
         for variant in row.edit(truth.case) if row.in_power == in_power else ():
             yield row.name, variant, forward.changed(INEXPRESSIBLE, detail=variant.detail)
+
+
+def _estimated(truth: GradientTruth, arrays: list[WrongGradient], forward: Case) -> Iterator[Named]:
+    """Mistakes with a number that is estimated from one of the wrong gradients."""
+    for wrong in arrays:
+        for variant in shifted_masks(wrong, truth):
+            yield "grad.causal_shifted", variant, forward.changed(INEXPRESSIBLE, detail=variant.detail)
 
 
 def _of_forward(truth: GradientTruth, forward: Case) -> Iterator[Named]:

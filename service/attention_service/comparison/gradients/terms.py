@@ -138,7 +138,7 @@ class PerHead(Kept):
         return super().over_rows(left, right, tile)
 
 
-def _has_plain_sums(wrong: WrongGradient, truth: GradientTruth) -> bool:
+def has_plain_sums(wrong: WrongGradient, truth: GradientTruth) -> bool:
     """True if a gradient of query, key or value is what the tiles add up, without steps, maps and a past."""
     plan, field = truth.case.plan, wrong.name.removeprefix(PREFIX)
     if field not in ("query", "key", "value") or plan.roles.past_length:
@@ -154,7 +154,7 @@ def terms_of_heads(wrong: WrongGradient, truth: GradientTruth) -> Iterator[Fact]
     if (
         case.group == 1
         or role == "query"
-        or not _has_plain_sums(wrong, truth)
+        or not has_plain_sums(wrong, truth)
         or count > MOST_PLACES
         or b * k * d < 2 * count
     ):
@@ -246,7 +246,7 @@ class Labels:
 
 def terms_of_tiles(wrong: WrongGradient, truth: GradientTruth) -> Iterator[Fact]:
     """A gradient has the terms of some tiles, or of some heads of each group, several times or not at all."""
-    if not _has_plain_sums(wrong, truth):
+    if not has_plain_sums(wrong, truth):
         return
     case, role, sizes = truth.case, wrong.name.removeprefix(PREFIX), truth.case.plan.sizes
     length = sizes.key_length if role == "query" else sizes.query_length

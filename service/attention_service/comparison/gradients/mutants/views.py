@@ -1,5 +1,5 @@
-"""Masks, biases and positions that the backward pass reads in another way than the forward pass, and what it makes of
-rows that see no key.
+"""Masks and biases that the backward pass reads in another way than the forward pass; and what it makes of rows that
+see no key.
 
 There are many ways to read a mask: they are looked for in gradients that are wrong, and `power` does not count them.
 """
@@ -17,6 +17,7 @@ from attention_service.attention.array_functions import Array, BackwardFunctions
 from attention_service.attention.score_term import Part, ScoreTerm
 from attention_service.attention.terms.additions import Bias
 from attention_service.attention.terms.masks import Mask
+from attention_service.attention.terms.positions import Causal
 from attention_service.attention.tile import Tile
 from attention_service.comparison.gradients.case import GradientCase, Gradients
 from attention_service.comparison.gradients.mutants.table import Recomputed, Variant, Wrong, is_softmax, mutant
@@ -24,8 +25,6 @@ from attention_service.comparison.places import plural_of
 
 # The largest mask of positions or segments that is written out.
 MOST_SCORES: Final = 2**22
-# Positions by which queries are placed elsewhere: a few, and tiles.
-SHIFTS: Final = (1, 2, 3, 4, 7, 8, 16, 32, 64, 128)
 SIDES: Final = ((1, "before"), (-1, "after"))
 
 
@@ -36,7 +35,8 @@ def mask_view(case: GradientCase) -> Iterator[Variant]:
         if array is None:
             continue
         name = "bias" if term.cause is None else term.cause.field
-        for detail, other in _views(case, array):
+        # Another offset of the causal mask is estimated, see `shifted_masks`.
+        for detail, other in _views(case, array, moves=not isinstance(term, Causal)):
             made = OtherBias(other, term) if isinstance(term, Bias) else Mask(other)
             terms = tuple(made if one is term else one for one in case.plan.terms)
             yield Variant(partial(_with_terms, case, terms), f"{name}: {detail}")
@@ -71,18 +71,21 @@ def _array_of(case: GradientCase, term: ScoreTerm) -> np.ndarray | None:
     return None if seen is None else np.asarray(seen).reshape((1,) * (4 - np.ndim(seen)) + np.shape(seen))
 
 
-def _views(case: GradientCase, array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """Other views of an array (b, h, q, k), each axis full or 1, and what each is in words."""
+def _views(case: GradientCase, array: np.ndarray, *, moves: bool) -> Iterator[tuple[str, np.ndarray]]:
+    """Other views of an array (b, h, q, k), each axis full or 1, and what each is in words.
+
+    moves: False for those only that no other offset makes
+    """
     sizes, (b, h, q, k) = case.plan.sizes, array.shape
     if sizes.query_length == sizes.key_length and (q, k) != (1, 1):
         yield "transposed", array.swapaxes(-1, -2)
     for axis, what in ((3, "key"), (2, "row"), (1, "head"), (0, "batch entry")):
-        if array.shape[axis] > 1:
+        if array.shape[axis] > 1 and (moves or axis < 2):
             yield f"that of the first {what} for all", array.take([0], axis=axis)
             yield f"that of the last {what} for all", array.take([-1], axis=axis)
             yield f"{plural_of(what)} reversed", np.flip(array, axis)
             yield from _moved(array, axis, what)
-    if min(q, k) > 1:
+    if min(q, k) > 1 and moves:
         for by, side in SIDES:
             yield f"the number {side} in memory", np.roll(array.reshape(b, h, q * k), by, -1).reshape(array.shape)
     if sizes.batch_size == sizes.num_heads and max(b, h) > 1:
@@ -106,23 +109,6 @@ def _with_terms(case: GradientCase, terms: tuple[ScoreTerm, ...]) -> Gradients:
     """The gradients of a backward pass with other terms, from the right logsumexp."""
     other = replace(case, plan=replace(case.plan, terms=terms))
     return other.run(partial(Recomputed, case=other))
-
-
-@mutant(
-    "positions_shifted",
-    "The backward pass places queries at other positions than the forward pass.",
-    in_power=False,
-)
-def positions_shifted(case: GradientCase) -> Iterator[Variant]:
-    if not is_softmax(case) or not any(term.reads_offset for term in case.plan.terms):
-        return
-    own = case.spec.query_offset
-    own = np.asarray(case.plan.roles.past_length) if own is None else own
-    longest = max(case.plan.sizes.query_length, case.plan.sizes.key_length)
-    for by in (sign * shift for shift in SHIFTS for sign in (1, -1)):
-        if abs(by) < longest and not (case.spec.is_causal and abs(by) == 1):  # which is grad.causal_shifted
-            other = case.changed({"query_offset": own + by})
-            yield Variant(partial(other.run, partial(Recomputed, case=case)), f"by {by:+d}")
 
 
 class OfEmptyRows(Wrong):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Final, get_type_hints
@@ -21,13 +21,12 @@ from attention_service.comparison.errors import distances, largest_number
 from attention_service.comparison.evidence import PROOF, Hypothesis
 from attention_service.comparison.facts import LISTED
 from attention_service.comparison.gradients.case import GradientCase, Gradients, make_case, names_in, with_fields
-from attention_service.comparison.gradients.estimates import shifted_masks
+from attention_service.comparison.gradients.estimates import estimated
 from attention_service.comparison.gradients.facts import facts_of_gradients, wrong_gradients
 from attention_service.comparison.gradients.judge import GradientQuestion, GradientTruth, gradient_truth
 from attention_service.comparison.gradients.mutants import GRADIENT_MUTANTS
 from attention_service.comparison.gradients.mutants.table import Variant
 from attention_service.comparison.gradients.rounding import stored_dtype
-from attention_service.comparison.gradients.terms import WrongGradient
 from attention_service.comparison.inputs import TRIES, Suggestion, make_input
 from attention_service.comparison.judged import Judged
 from attention_service.comparison.mutants import MUTANTS
@@ -120,7 +119,7 @@ def learn_gradients(
     truth = replace(truth, case=replace(truth.case, check=check))
     evidence = _evidence(truth, judged, is_output_right=bool(outputs))
     answer = partial(_answer, truth, evidence)
-    answers = list(forward.each(answer, _variants(truth, forward, in_power=True)))
+    answers = list(forward.each(answer, _named(forward, _variants(truth))))
     found.power = _power(answers)
     if evidence.wrong:
         is_output_wrong = any(one.ratio > CORRECT for one in outputs)
@@ -131,8 +130,7 @@ def learn_gradients(
             arrays = wrong_gradients(truth, evidence.wrong, forward)
             facts = facts_of_gradients(truth, arrays)
             if not all(facts.values()):
-                answers += forward.each(answer, _estimated(truth, arrays, forward))
-                answers += forward.each(answer, _variants(truth, forward, in_power=False))
+                answers += forward.each(answer, _named(forward, estimated(truth, arrays)))
         found.hypotheses = _hypotheses(answers, evidence)
         if not any(one.is_proof for one in found.hypotheses):
             found.facts = tuple(itertools.chain(*facts.values()))[:LISTED]
@@ -168,18 +166,15 @@ def _sampled(truth: GradientTruth, name: str) -> np.ndarray:
 Named = tuple[str, Variant, Case]
 
 
-def _variants(truth: GradientTruth, forward: Case, *, in_power: bool) -> Iterator[Named]:
-    """All forms of the mistakes of backward passes that power counts, or of the others."""
-    for row in GRADIENT_MUTANTS.values():
-        for variant in row.edit(truth.case) if row.in_power == in_power else ():
-            yield row.name, variant, forward.changed(INEXPRESSIBLE, detail=variant.detail)
+def _variants(truth: GradientTruth) -> Iterator[tuple[str, Variant]]:
+    """All forms of the mistakes of backward passes that power counts, by name."""
+    for row in (row for row in GRADIENT_MUTANTS.values() if row.in_power):
+        yield from ((row.name, variant) for variant in row.edit(truth.case))
 
 
-def _estimated(truth: GradientTruth, arrays: list[WrongGradient], forward: Case) -> Iterator[Named]:
-    """Mistakes with a number that is estimated from one of the wrong gradients."""
-    for wrong in arrays:
-        for variant in shifted_masks(wrong, truth):
-            yield "grad.causal_shifted", variant, forward.changed(INEXPRESSIBLE, detail=variant.detail)
+def _named(forward: Case, variants: Iterable[tuple[str, Variant]]) -> Iterator[Named]:
+    """Forms of mistakes of backward passes, which no field of a request can say."""
+    return ((name, variant, forward.changed(INEXPRESSIBLE, detail=variant.detail)) for name, variant in variants)
 
 
 def _of_forward(truth: GradientTruth, forward: Case) -> Iterator[Named]:

@@ -35,7 +35,7 @@ Edit = Callable[[GradientCase], Iterator[Variant]]
 class GradientMutant:
     """A row of the table. name: stable, part of the contract; message: what the kernel did, as one sentence
 
-    in_power: False if it has so many forms that it is only looked for in gradients that are wrong
+    in_power: False if it has so many forms that those that may explain wrong gradients are estimated
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Masks and biases that the backward pass reads in another way than the forward pass; and what it makes of rows that
 see no key.
 
-There are many ways to read a mask: they are looked for in gradients that are wrong, and `power` does not count them.
+There are many ways to read a mask: `estimates` chooses those that may explain wrong gradients, and `power` counts none.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -28,18 +28,36 @@ MOST_SCORES: Final = 2**22
 SIDES: Final = ((1, "before"), (-1, "after"))
 
 
+class View(NamedTuple):
+    """Another view of what a term hides or adds. detail: in words; array: (b, h, q, k), each axis full or 1"""
+
+    term: ScoreTerm
+    detail: str
+    array: np.ndarray
+
+
 @mutant("mask_view", "The backward pass reads a mask or a bias at other places than the forward pass.", in_power=False)
 def mask_view(case: GradientCase) -> Iterator[Variant]:
+    return (viewed(case, view) for view in views(case))
+
+
+def viewed(case: GradientCase, view: View) -> Variant:
+    """The form of a mistake that another view of a term is, from the right logsumexp."""
+    term, array = view.term, view.array
+    made = OtherBias(array, term) if isinstance(term, Bias) else Mask(array)
+    terms = tuple(made if one is term else one for one in case.plan.terms)
+    other = replace(case, plan=replace(case.plan, terms=terms))
+    name = "bias" if term.cause is None else term.cause.field
+    return Variant(partial(other.run, partial(Recomputed, case=other)), f"{name}: {view.detail}")
+
+
+def views(case: GradientCase) -> Iterator[View]:
+    """All other views of the terms of a softmax that are known as mistakes."""
     for term in case.plan.terms if is_softmax(case) else ():
         array = _array_of(case, term)
-        if array is None:
-            continue
-        name = "bias" if term.cause is None else term.cause.field
         # Another offset of the causal mask is estimated, see `shifted_masks`.
-        for detail, other in _views(case, array, moves=not isinstance(term, Causal)):
-            made = OtherBias(other, term) if isinstance(term, Bias) else Mask(other)
-            terms = tuple(made if one is term else one for one in case.plan.terms)
-            yield Variant(partial(_with_terms, case, terms), f"{name}: {detail}")
+        found = () if array is None else _views(case, array, moves=not isinstance(term, Causal))
+        yield from (View(term, detail, other) for detail, other in found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +121,6 @@ def _moved(array: np.ndarray, axis: int, what: str) -> Iterator[tuple[str, np.nd
             filled = rolled.copy()
             filled[(slice(None),) * axis + (0 if by > 0 else -1,)] = number
             yield f"that of the {what} {side}, {name} beyond the end", filled
-
-
-def _with_terms(case: GradientCase, terms: tuple[ScoreTerm, ...]) -> Gradients:
-    """The gradients of a backward pass with other terms, from the right logsumexp."""
-    other = replace(case, plan=replace(case.plan, terms=terms))
-    return other.run(partial(Recomputed, case=other))
 
 
 class OfEmptyRows(Wrong):

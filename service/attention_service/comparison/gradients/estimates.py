@@ -140,7 +140,7 @@ def shifted_masks(wrong: WrongGradient, truth: GradientTruth) -> Iterator[Varian
 
 
 def _shifts_that_fit(found: Tokens, sums: np.ndarray, shifts: np.ndarray, edges: tuple[int, int]) -> Iterator[int]:
-    """The shifts by which edges of what a query sees explain wrong tokens. sums: (l + 1, s, features), from the first"""
+    """The shifts of what a query sees that explain wrong tokens. sums: (l + 1, s, features), of the first terms"""
     (low, high), columns = edges, np.arange(len(found.tokens))
     first, last, sign = (low, high, 1) if found.role == "query" else (-high, -low, -1)
     for start in range(0, len(shifts), AT_A_TIME):

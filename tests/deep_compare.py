@@ -1,6 +1,8 @@
 """`make test-deep`: how good comparisons are, by thousands of random requests with planted mistakes.
 
-    python -m tests.deep_compare [mistakes pairs power apart right kernels gradients backwards] [--draws N] [--seed N]
+    python -m tests.deep_compare [PART …] [--draws N] [--seed N]
+
+Parts are mistakes, pairs, power, apart, right, kernels, gradients, formulas and backwards.
 
 Each part prints its figures, and what it got wrong. The exit status is 1 if a figure is below what it should be.
 """
@@ -26,6 +28,8 @@ from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.sample import everything
 from attention_service.comparison.solve import solve
 from attention_service.library import attend, compare
+from tests.helpers.backward_mistakes import MISTAKES as BACKWARD_MISTAKES
+from tests.helpers.backward_mistakes import plant
 from tests.helpers.planted import (
     COMMON_PAIRS,
     EVERY,
@@ -250,10 +254,10 @@ def arrays_that_show(name: str) -> tuple[str, ...]:
 
 def gradients(count: int, seed: int) -> bool:
     """Plant each mistake of backward passes, and count how often it is named first where the request can tell it."""
-    counts = Counter[str]()
-    for name in GRADIENT_MUTANTS:
+    counts, names = Counter[str](), [name for name, row in GRADIENT_MUTANTS.items() if row.in_power]
+    for name in names:
         found = (drawn for n in range(50 * count) if (drawn := draw_gradients(seed + n, name, EVERY)))
-        for drawn in islice(found, -(-count // len(GRADIENT_MUTANTS))):
+        for drawn in islice(found, -(-count // len(names))):
             report = compare(drawn.gradients, **drawn.fields)
             best = report.hypotheses[0] if report.hypotheses else None
             if name in report.power.survivors:
@@ -288,6 +292,33 @@ def backwards(count: int, seed: int) -> bool:
     return not any(name.startswith(("wrong", "imprecise")) for name in counts)
 
 
+def formulas(count: int, seed: int) -> bool:
+    """Plant mistakes of one backward kernel, or of all, by formulas of their own, and count how often each is named
+    first, or explained by a fact, where the gradients are wrong."""
+    counts = Counter[str]()
+    for name, row in BACKWARD_MISTAKES.items():
+        found = (drawn for n in range(10 * count) if (drawn := plant(seed + n, name)))
+        for drawn in islice(found, -(-count // len(BACKWARD_MISTAKES))):
+            report = compare(drawn.actual, **drawn.fields)
+            best = report.hypotheses[0] if report.hypotheses else None
+            is_named = best is not None and not {best.name, *best.also}.isdisjoint(row.names)
+            is_proved = best is not None and best.certainty == "proof"
+            if report.verdict.status != "wrong":
+                counts["untellable"] += 1
+            elif is_named or ({fact.name for fact in report.facts} & {*row.facts} and not is_proved):
+                counts["named" if is_named else "fact"] += 1
+                counts["proved"] += is_proved
+            else:
+                counts["false proof" if is_proved else "neither"] += 1
+                said = [(one.name, *one.also) for one in report.hypotheses[:1]], [fact.message for fact in report.facts]
+                proof = " PROVED" if is_proved else ""
+                print(f"  {name} {drawn.wrong} in {drawn.fields['query'].dtype.name}{proof}: {said}", flush=True)
+    tellable = counts["named"] + counts["fact"] + counts["neither"] + counts["false proof"]
+    share = (counts["named"] + counts["fact"]) / tellable
+    print(f"formulas: {share:.2%} of {tellable} tellable ones named first or explained by a fact; {dict(counts)}")
+    return share >= GRADIENTS and not counts["false proof"]
+
+
 PARTS: Final = {
     "mistakes": (mistakes, 10_000),
     "pairs": (pairs, 900),
@@ -296,6 +327,7 @@ PARTS: Final = {
     "right": (right, 10_000),
     "kernels": (kernels, 2_000),
     "gradients": (gradients, 4_000),
+    "formulas": (formulas, 3_000),
     "backwards": (backwards, 1_000),
 }
 

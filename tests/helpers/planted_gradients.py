@@ -40,6 +40,7 @@ NEEDS: Final[dict[str, tuple[str, ...]]] = {
     "lse_cotangent_base2": ("grad_logsumexp",),
     "rotary_not_undone": ("rotary",),
     "empty_nan": ("mask",),
+    "empty_uniform": ("mask",),
 }
 # Options that leave no room for them, and sizes in which they show, by those of a random recipe.
 WITHOUT: Final[dict[str, set[str]]] = {

@@ -144,9 +144,8 @@ def _compared(question: Question, backend: Backend, check: Check, end: float | N
         if gradients is not None:
             forward = make_case(question.spec, question.plan.dtype, check) if truth is None else truth.case
             forward = replace(forward, pool=pool_of(backend))
-            learn_gradients(
-                of_gradients, gradients, judged, forward, backend, limited(check, end), explains=truth is None
-            )
+            outputs = () if truth is None else tuple(truth.judged.values())
+            learn_gradients(of_gradients, gradients, judged, forward, backend, limited(check, end), outputs)
         is_complete = True
     if truth is not None:
         found = _with_outputs(found, truth, learned)

@@ -117,7 +117,7 @@ def overflow(wrong: Wrong) -> Iterator[Fact]:
 
 def constant(wrong: Wrong) -> Iterator[Fact]:
     """All wrong elements are one number, or none is a number."""
-    apart = distances(wrong.actual, wrong.right) > wrong.tolerance
+    apart = distances(wrong.actual, wrong.right) > wrong.bounds
     values, right = wrong.actual[apart], wrong.right[apart]
     if values.size < 2:
         return

@@ -51,7 +51,7 @@ class Wrong:
         """(7, b, h, q): the largest error, the mean difference, the bits of all errors and the most of one, and the
         sums of actual², actual · right and right²."""
         apart = distances(self.actual, self.right)
-        bits = np.log2(np.clip(apart / self.tolerance, 1, 2**MOST_BITS))
+        bits = np.log2(np.clip(apart / self.bounds, 1, 2**MOST_BITS))
         pairs = (self.actual, self.actual), (self.actual, self.right), (self.right, self.right)
         products = (np.einsum("...i,...i->...", *pair) for pair in pairs)
         mean = self.actual.mean(axis=-1) - self.right.mean(axis=-1)
@@ -60,8 +60,13 @@ class Wrong:
     @cached_property
     def rows(self) -> np.ndarray:
         """(b, h, q), True for rows with a wrong number."""
-        found: np.ndarray = self.sums[0] > self.tolerance
+        found: np.ndarray = self.sums[3] > 0
         return found
+
+    @property
+    def bounds(self) -> float | np.ndarray:
+        """The largest error that legal rounding explains, of all numbers or of each."""
+        return self.tolerance
 
     @property
     def is_plain_output(self) -> bool:
@@ -103,7 +108,8 @@ class Wrong:
             return ""
         for at in (self.some(PROBED), ...):
             self.case.check()
-            close = distances(self.actual[at], right[at] * by[at] + added[at]).max(-1) <= self.tolerance * slack[at]
+            bounds = np.broadcast_to(self.bounds, self.right.shape)[at] * slack[at][..., None]
+            close = (distances(self.actual[at], right[at] * by[at] + added[at]) <= bounds).all(axis=-1)
             if not close[self.rows[at]].all():
                 return ""
         return self.every(is_wrong=not close.all())

@@ -13,20 +13,16 @@ from attention_service.attention.outputs import OUTPUTS
 from attention_service.attention.plan import Plan
 from attention_service.attention.planning import make_plan
 from attention_service.attention.result import Metadata, request_axes
-from attention_service.attention.shapes import canonical
 from attention_service.attention.spec import AttentionSpec
 from attention_service.backends.base import Backend, Check, no_check
 from attention_service.comparison.actual import AXES, check_array, shown_shape
 from attention_service.comparison.baseline import CORRECT, TINY
-from attention_service.comparison.case import Case
 from attention_service.comparison.errors import distances, measure
-from attention_service.comparison.facts import find_facts
 from attention_service.comparison.gradients.case import GradientCase, Gradients, included, leaves, make_case
 from attention_service.comparison.gradients.rounding import Limits, limits_of, stored_dtype
 from attention_service.comparison.judged import Judged
 from attention_service.comparison.places import places, worst
-from attention_service.comparison.wrong import Wrong
-from attention_service.schemas.compare import Fact, Place, WorstElement
+from attention_service.schemas.compare import Place, WorstElement
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,29 +140,6 @@ def axes_of(case: GradientCase, name: str, rank: int) -> tuple[str, ...]:
     if field in ("sinks", "alibi_slopes", "scale") and rank == 1:
         return ("head",)
     return tuple(f"axis {place}" for place in range(rank))
-
-
-def facts_of_gradients(truth: GradientTruth, judged: Mapping[str, Judged], case: Case) -> tuple[Fact, ...]:
-    """What is true of all gradients that are wrong. case: of the forward pass"""
-    found = []
-    for name, one in judged.items():
-        if one.ratio > CORRECT:
-            sent, right = (_as_rows(truth, name, arrays[name]) for arrays in (truth.sent, truth.case.right))
-            axes = ("batch entry", "head", "row" if "query" in name else "key", "feature")
-            limit = CORRECT * float(truth.limits.limits[name].max())
-            found.append(Wrong(name, axes, sent, right, limit, case, has_rows=False))
-    return tuple(find_facts(found))
-
-
-def _as_rows(truth: GradientTruth, name: str, array: np.ndarray) -> np.ndarray:
-    """A gradient with the axes (b, h, l, d), or its rows one below the other."""
-    field, plan = name.removeprefix(PREFIX), truth.case.plan
-    if field in ("query", "key", "value"):
-        role = getattr(plan.roles, field)
-        if role.map is None:
-            heads = plan.sizes.num_heads if field == "query" else plan.sizes.num_kv_heads
-            return canonical(array, plan.layout, heads)
-    return array.reshape(1, 1, -1, array.shape[-1] if array.ndim else 1)
 
 
 def weak_cotangents(spec: AttentionSpec) -> tuple[str, ...]:

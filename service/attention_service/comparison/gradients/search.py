@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final, get_type_hints
 
 import numpy as np
@@ -13,18 +14,16 @@ from attention_service.attention.spec import AttentionSpec
 from attention_service.backends.base import Backend, Check
 from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.baseline import CORRECT
-from attention_service.comparison.candidates import Candidate, unexplained
+from attention_service.comparison.candidates import Candidate
 from attention_service.comparison.candidates import ratio as apart
 from attention_service.comparison.case import INEXPRESSIBLE, Case
 from attention_service.comparison.errors import distances, largest_number
 from attention_service.comparison.evidence import PROOF, Hypothesis
+from attention_service.comparison.facts import LISTED
 from attention_service.comparison.gradients.case import GradientCase, Gradients, make_case, names_in, with_fields
-from attention_service.comparison.gradients.judge import (
-    GradientQuestion,
-    GradientTruth,
-    facts_of_gradients,
-    gradient_truth,
-)
+from attention_service.comparison.gradients.estimates import estimated
+from attention_service.comparison.gradients.facts import facts_of_gradients, wrong_gradients
+from attention_service.comparison.gradients.judge import GradientQuestion, GradientTruth, gradient_truth
 from attention_service.comparison.gradients.mutants import GRADIENT_MUTANTS
 from attention_service.comparison.gradients.mutants.table import Variant
 from attention_service.comparison.gradients.rounding import stored_dtype
@@ -34,6 +33,7 @@ from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.power import Power, groups
 from attention_service.comparison.recipes import recipe_of
 from attention_service.comparison.search import TOLD
+from attention_service.comparison.wrong import BITS, MOST_BITS
 from attention_service.errors import InvalidRequest, Overflow
 from attention_service.pipeline.prepare import make_spec_and_plan
 from attention_service.schemas.compare import Fact
@@ -42,6 +42,39 @@ from attention_service.schemas.compare import Fact
 SAMPLED: Final = 2**14
 # The share of rows whose relative limits are smaller than that of a wrong row.
 TYPICAL: Final = 0.9
+# Errors count in units of their limits, but not of limits that are smaller than this part of the largest of the array:
+# where 0 is right, the limit is next to 0, and one such error would hide all others.
+LEAST_UNIT: Final = 1e-3
+# A number that is infinite or NaN in one of two arrays only counts as so many times the largest error.
+NON_FINITE: Final = 10.0
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """Gradients that a kernel returned, at sampled places, in units of their limits.
+
+    places: by gradient, of the sample; wrong: the names of the gradients that are wrong, whose numbers are in `sent`
+    right: all gradients; units: of the wrong ones, by how much an error counts, 1 or less
+    is_output_right: True if an output, a logsumexp or weights were sent, and all of these are right
+    """
+
+    places: Mapping[str, np.ndarray]
+    wrong: tuple[str, ...]
+    sent: Gradients
+    right: Gradients
+    units: Gradients
+    is_output_right: bool
+
+    @cached_property
+    def can_prove(self) -> bool:
+        """False if the wrong numbers are so few, or so little wrong, that one of many mistakes may fit them by chance.
+
+        What is 0 everywhere is seen, not fitted.
+        """
+        if not any(array.any() for array in self.sent.values()):
+            return True
+        errors = (distances(array, self.right[name]) for name, array in self.sent.items())
+        return sum(float(np.log2(np.clip(one, 1, 2**MOST_BITS)).sum()) for one in errors) >= BITS
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,14 +82,14 @@ class Answer:
     """A mistake and its gradients. arrays: of a sample, in baselines; killed: True if they differ from the right ones
 
     ratio: the distance of what was sent, in baselines of the mistake; is_proof: see Hypothesis
-    contradicts: True if the mistake changes a gradient that is right
+    is_part: True if the mistake was made for the wrong arrays alone: it would change others that are right
     """
 
     candidate: Candidate
     killed: bool
     ratio: float
     is_proof: bool
-    contradicts: bool
+    is_part: bool
 
 
 @dataclass
@@ -76,31 +109,45 @@ def learn_gradients(
     forward: Case,
     backend: Backend,
     check: Check,
-    *,
-    explains: bool,
+    outputs: Collection[Judged],
 ) -> None:
     """Search for mistakes of the backward pass that explain what is wrong, and for those that the request can show.
 
-    forward: the case of the forward pass; explains: True if mistakes of the forward pass may explain the gradients, as
-    nothing else was sent
+    forward: the case of the forward pass; outputs: what was sent beside the gradients. Mistakes of the forward pass may
+    explain the gradients, unless an output is wrong: then it explains more
     """
     truth = replace(truth, case=replace(truth.case, check=check))
-    wrong = [name for name, one in judged.items() if one.ratio > CORRECT]
-    if wrong:
-        found.facts = facts_of_gradients(truth, judged, forward)
-    places_of = {name: _sampled(truth, name) for name in truth.case.names}
-    right = {name: truth.scaled(truth.case.right, name).ravel()[at] for name, at in places_of.items()}
-    sent = {name: truth.scaled(truth.sent, name).ravel()[places_of[name]] for name in wrong}
-    variants = list(_variants(truth, forward))
-    if explains and wrong:
-        variants += _of_forward(truth, forward)
-    answers = list(forward.each(partial(_answer, truth, places_of, wrong), variants))
-    if wrong:
-        found.hypotheses = _hypotheses(answers, sent, right)
-        if any(one.is_proof for one in found.hypotheses):
-            found.facts = ()
-    found.power = _power([one for one in answers if one.candidate.names[0] in GRADIENT_MUTANTS])
+    evidence = _evidence(truth, judged, is_output_right=bool(outputs))
+    answer = partial(_answer, truth, evidence)
+    answers = list(forward.each(answer, _named(forward, _variants(truth))))
+    found.power = _power(answers)
+    if evidence.wrong:
+        is_output_wrong = any(one.ratio > CORRECT for one in outputs)
+        if not is_output_wrong and not (outputs and any(one.is_proof for one in answers)):
+            answers += forward.each(answer, _of_forward(truth, forward))
+        facts: Mapping[str, list[Fact]] = {}
+        if not any(one.is_proof for one in answers):
+            arrays = wrong_gradients(truth, evidence.wrong, forward)
+            facts = facts_of_gradients(truth, arrays)
+            if not all(facts.values()):
+                answers += forward.each(answer, _named(forward, estimated(truth, arrays)))
+        found.hypotheses = _hypotheses(answers, evidence)
+        if not any(one.is_proof for one in found.hypotheses):
+            found.facts = tuple(itertools.chain(*facts.values()))[:LISTED]
     found.suggestion = _suggestion(truth, forward, found, backend, check)
+
+
+def _evidence(truth: GradientTruth, judged: Mapping[str, Judged], *, is_output_right: bool) -> Evidence:
+    """What was sent at sampled places. is_output_right: see Evidence"""
+    wrong = tuple(name for name, one in judged.items() if one.ratio > CORRECT)
+    places = {name: _sampled(truth, name) for name in truth.case.names}
+    right = {name: truth.scaled(truth.case.right, name).ravel()[at] for name, at in places.items()}
+    sent = {name: truth.scaled(truth.sent, name).ravel()[places[name]] for name in wrong}
+    limits = {name: truth.limits.limits[name].ravel() for name in wrong}
+    units = {
+        name: of[places[name]] / np.maximum(of[places[name]], LEAST_UNIT * of.max()) for name, of in limits.items()
+    }
+    return Evidence(places, wrong, sent, right, units, is_output_right)
 
 
 def _sampled(truth: GradientTruth, name: str) -> np.ndarray:
@@ -119,11 +166,15 @@ def _sampled(truth: GradientTruth, name: str) -> np.ndarray:
 Named = tuple[str, Variant, Case]
 
 
-def _variants(truth: GradientTruth, forward: Case) -> Iterator[Named]:
-    """All forms of the mistakes of backward passes."""
-    for row in GRADIENT_MUTANTS.values():
-        for variant in row.edit(truth.case):
-            yield row.name, variant, forward.changed(INEXPRESSIBLE, detail=variant.detail)
+def _variants(truth: GradientTruth) -> Iterator[tuple[str, Variant]]:
+    """All forms of the mistakes of backward passes that power counts, by name."""
+    for row in (row for row in GRADIENT_MUTANTS.values() if row.in_power):
+        yield from ((row.name, variant) for variant in row.edit(truth.case))
+
+
+def _named(forward: Case, variants: Iterable[tuple[str, Variant]]) -> Iterator[Named]:
+    """Forms of mistakes of backward passes, which no field of a request can say."""
+    return ((name, variant, forward.changed(INEXPRESSIBLE, detail=variant.detail)) for name, variant in variants)
 
 
 def _of_forward(truth: GradientTruth, forward: Case) -> Iterator[Named]:
@@ -173,28 +224,56 @@ def _value(kind: type, name: str, value: Any, former: Any) -> Any:
     return np.asarray(value) if get_type_hints(kind)[name] == np.ndarray | None else value
 
 
-def _answer(truth: GradientTruth, places_of: Mapping[str, np.ndarray], wrong: Collection[str], named: Named) -> Answer:
-    """A mistake beside what was sent, and beside what is right."""
+def _answer(truth: GradientTruth, evidence: Evidence, named: Named) -> Answer:
+    """A mistake beside what was sent, and beside what is right.
+
+    A kernel computes the gradient of the query, and another one those of key and value: if a mistake explains the wrong
+    gradients, but not those that are right, it was made for the wrong ones alone.
+    """
     truth.case.check()
     name, variant, case = named
+    right, is_of_forward = truth.case.right, name not in GRADIENT_MUTANTS
     with np.errstate(all="ignore"):
         made = _made(truth, variant)
-        killed = truth.apart(made, truth.case.right) > CORRECT
-        ratio, is_closer, contradicts = 0.0, False, False
-        for one, sent in truth.sent.items():
-            own = _own_limits(truth, one, made[one])
-            apart = float((distances(sent, made[one]) / own).max(initial=0.0))
-            ratio = max(ratio, apart)
-            if one not in wrong:
-                contradicts |= truth.ratio(one, made[one], truth.case.right[one]) > 2 * CORRECT
-            elif np.isfinite(sent).any() and (made[one].any() or not sent.any()):  # 0 everywhere is seen, not fitted
-                from_right = truth.ratio(one, sent, truth.case.right[one])
-                is_closer |= truth.ratio(one, sent, made[one]) * PROOF < from_right
-        arrays = {one: truth.scaled(made, one).ravel()[at] for one, at in places_of.items()}
+        killed = truth.apart(made, right) > CORRECT
+        apart = {one: _own_ratio(truth, one, made[one]) for one in truth.sent}
+        is_part = any(apart[one] > CORRECT for one in truth.sent if one not in evidence.wrong)
+        is_part |= is_of_forward and evidence.is_output_right
+        if is_part:
+            made = {**made, **{one: right[one] for one in truth.sent if one not in evidence.wrong}}
+            case = case.changed(INEXPRESSIBLE, detail=f"{_in_words(evidence.wrong)} only")
+        ratio = max((apart[one] for one in evidence.wrong), default=0.0)
+        arrays = {one: truth.scaled(made, one).ravel()[at] for one, at in evidence.places.items()}
+        is_closer = any(_is_closer(truth, one, made[one]) for one in evidence.wrong)
     sizes, row = truth.case.plan.sizes, GRADIENT_MUTANTS.get(name)
     did = None if row is None else row.message
-    is_proof = ratio <= CORRECT and is_closer and (sizes.key_length > 1 or sizes.query_length > 1)
-    return Answer(Candidate((name,), case, arrays, did), killed, ratio, is_proof, contradicts)
+    is_proof = ratio <= CORRECT and is_closer and evidence.can_prove
+    is_proof &= sizes.key_length > 1 or sizes.query_length > 1
+    return Answer(Candidate((name,), case, arrays, did), killed, ratio, is_proof, is_part)
+
+
+def _own_ratio(truth: GradientTruth, name: str, made: np.ndarray) -> float:
+    """The distance of a gradient that was sent to that of a mistake, in baselines of the mistake."""
+    apart = distances(truth.sent[name], made) / _own_limits(truth, name, made)
+    return float(apart.max(initial=0.0))
+
+
+def _is_closer(truth: GradientTruth, name: str, made: np.ndarray) -> bool:
+    """True if a gradient that was sent is ten times closer to that of a mistake than to the right one.
+
+    One that is 0 everywhere must be exactly 0.
+    """
+    sent = truth.sent[name]
+    if not np.isfinite(sent).any() or (sent.any() and not made.any()):
+        return False
+    return truth.ratio(name, sent, made) * PROOF < truth.ratio(name, sent, truth.case.right[name])
+
+
+def _in_words(names: Collection[str]) -> str:
+    """Gradients in words: "dk and dv" """
+    known = {"grad_query": "dq", "grad_key": "dk", "grad_value": "dv"}
+    words = [known.get(name, name) for name in names]
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _made(truth: GradientTruth, variant: Variant) -> Gradients:
@@ -228,18 +307,22 @@ def _largest_of_rows(array: np.ndarray) -> np.ndarray:
     return found
 
 
-def _hypotheses(answers: list[Answer], sent: Gradients, right: Gradients) -> list[Hypothesis]:
-    """The mistakes that explain what is wrong, best first; a proof stands alone."""
-    ones = dict.fromkeys(right, 1.0)
+def _hypotheses(answers: list[Answer], evidence: Evidence) -> list[Hypothesis]:
+    """The mistakes that explain what is wrong, best first; a proof stands alone.
+
+    Those of all arrays come before those of the wrong ones alone, which must explain almost all.
+    """
+    ones = dict.fromkeys(evidence.right, 1.0)
+    judged: list[tuple[bool, Hypothesis]] = []
     with np.errstate(all="ignore"):
-        error = unexplained(sent, right, ones)
-        judged = []
-        for answer in (one for one in answers if not one.contradicts):
-            left = unexplained(sent, answer.candidate.arrays, ones)
-            explained = 1 - left / error if error else 0.0
-            judged.append(Hypothesis(answer.candidate, explained, answer.ratio, answer.is_proof))
+        error = _unexplained(evidence, evidence.right)
+        for answer in answers:
+            explained = 1 - _unexplained(evidence, answer.candidate.arrays) / error if error else 0.0
+            one = Hypothesis(answer.candidate, explained, answer.ratio, answer.is_proof)
+            if one.is_close or not answer.is_part:
+                judged.append((answer.is_part, one))
         kept: list[Hypothesis] = []
-        for one in sorted(judged, key=lambda hypothesis: hypothesis.rank):
+        for _, one in sorted(judged, key=lambda pair: (not pair[1].is_proof, pair[0], pair[1].rank)):
             arrays = one.candidate.arrays
             same = next((other for other in kept if apart(arrays, other.candidate.arrays, ones) <= CORRECT), None)
             if same is None:
@@ -248,6 +331,17 @@ def _hypotheses(answers: list[Answer], sent: Gradients, right: Gradients) -> lis
                 kept[kept.index(same)] = replace(same, also=(*same.also, one.candidate.names[0]))
     proofs = [one for one in kept if one.is_proof]
     return proofs[:1] or [one for one in kept if one.is_told][:TOLD]
+
+
+def _unexplained(evidence: Evidence, arrays: Gradients) -> float:
+    """The mean of the squared errors of the wrong gradients that is left beside those of a mistake, added up."""
+    total = 0.0
+    for name, sent in evidence.sent.items():
+        errors = distances(sent, arrays[name]) * evidence.units[name]
+        finite, from_right = np.isfinite(errors), distances(sent, evidence.right[name]) * evidence.units[name]
+        most = NON_FINITE * np.max(from_right, where=np.isfinite(from_right), initial=1.0)
+        total += float(np.mean(np.square(np.where(finite, errors, most))))
+    return total
 
 
 def _power(answers: list[Answer]) -> Power:

@@ -98,14 +98,6 @@ class FirstFeatures(Wrong):
 def value_features(case: GradientCase) -> Iterator[Variant]:
     if case.cotangent is not None and case.plan.sizes.value_dim > case.plan.sizes.head_dim:
         yield made_by(case, FirstFeatures)
-        for name in ("grad_query", "grad_key"):
-            if name in case.names:
-                yield Variant(partial(only, case, name), f"that of the {name.removeprefix('grad_')} only")
-
-
-def only(case: GradientCase, name: str) -> Gradients:
-    """The right gradients, but one of too few features of the values."""
-    return {**case.right, name: case.run(partial(FirstFeatures, case=case))[name]}
 
 
 class OtherBase(Recomputed):

@@ -13,7 +13,7 @@ from attention_service.attention.gradients import PREFIX
 from attention_service.attention.score_term import Part
 from attention_service.attention.steps.rotation import RotationStep
 from attention_service.attention.terms.additions import Bias
-from attention_service.attention.tile import Tile
+from attention_service.attention.tile import Tile, part_of
 from attention_service.backends.dense.gradients import TileBackward
 from attention_service.backends.dense.library import Array
 from attention_service.comparison.case import TILES
@@ -23,16 +23,14 @@ from attention_service.comparison.mutants.table import SPLITS
 
 
 def scaled(case: GradientCase, power: int) -> Iterator[Variant]:
-    """dQ, dK or both, with another power of the scale."""
+    """dQ and dK with another power of the scale."""
     scale = case.plan.scale
-    if case.plan.head_scales is not None or abs(scale) in (0, 1):
-        return
-    for roles in (("query", "key"), ("query",), ("key",)):
 
-        def edit(sums: Sums, roles: tuple[str, ...] = roles) -> Sums:
-            return {name: array * scale**power if name in roles else array for name, array in sums.items()}
+    def edit(sums: Sums) -> Sums:
+        return {name: array * scale**power if name in ("query", "key") else array for name, array in sums.items()}
 
-        yield edited(case, edit, f"that of the {roles[0]} only" if len(roles) == 1 else "")
+    if case.plan.head_scales is None and abs(scale) not in (0, 1):
+        yield edited(case, edit)
 
 
 @mutant("scale_absent", "The gradients of query and key are not multiplied by the scale.")
@@ -45,32 +43,42 @@ def scale_twice(case: GradientCase) -> Iterator[Variant]:
     yield from scaled(case, 1)
 
 
-class OneOfGroup(Wrong):
-    def __init__(self, *arguments: Any, case: GradientCase, index: int) -> None:
+class Counted(Wrong):
+    """Terms of sums that count several times, or not at all, in the gradients of key and value, or of the query.
+
+    of_keys, of_query: how often each counts, an array that broadcasts to (b, h, q, k); None for once
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        case: GradientCase,
+        of_keys: np.ndarray | None = None,
+        of_query: np.ndarray | None = None,
+    ) -> None:
         super().__init__(*arguments, case=case)
-        self.index = index
+        self._of_keys, self._of_query = (
+            None if counts is None else counts.reshape((1,) * (4 - counts.ndim) + counts.shape)
+            for counts in (of_keys, of_query)
+        )
 
     def over_rows(self, left: Array, right: Array, tile: Tile) -> Array:
-        group = self.case.group
-        of_group = np.arange(left.shape[1]) % group == self.index % group
-        return super().over_rows(left * of_group[:, None, None], right, tile)
+        return super().over_rows(left if self._of_keys is None else left * part_of(self._of_keys, tile), right, tile)
+
+    def products(self, tile: Tile, gradient: Array) -> list[Part]:
+        parts = super().products(tile, gradient)
+        if self._of_query is not None:
+            of_query = super().products(tile, gradient * part_of(self._of_query, tile))
+            parts = [one for one in parts if one.field != "query"] + [one for one in of_query if one.field == "query"]
+        return parts
 
 
 @mutant("not_grouped", "The gradients of key and value are those of one query head, not the sum over its group.")
 def not_grouped(case: GradientCase) -> Iterator[Variant]:
-    if case.group == 1:
-        return
-    for index, place in ((0, "the first"), (-1, "the last")):
-        kind = partial(OneOfGroup, case=case, index=index)
-        yield Variant(partial(case.run, kind), place)
-        for role in [role for role in ("key", "value") if role in case.plan.gradient_shapes]:
-            yield Variant(partial(of_role, case, kind, role), f"{place}, that of the {role} only")
-
-
-def of_role(case: GradientCase, kind: Callable[..., TileBackward], role: str) -> Gradients:
-    """The gradients of a mistake that one role has, the others not. kind: makes the backward pass of tiles"""
-    wrong = sums_of(case, kind)[role]
-    return case.run(edit=lambda sums: {**sums, role: wrong})
+    of_group = np.arange(case.plan.sizes.num_heads)[:, None, None] % case.group
+    if case.group > 1:
+        yield made_by(case, partial(Counted, of_keys=of_group == 0), "the first")
+        yield made_by(case, partial(Counted, of_keys=of_group == case.group - 1), "the last")
 
 
 def sums_of(case: GradientCase, kind: Callable[..., TileBackward]) -> Sums:
@@ -94,16 +102,6 @@ def group_mean(case: GradientCase) -> Iterator[Variant]:
         yield edited(case, edit)
 
 
-class OneHead(Wrong):
-    def __init__(self, *arguments: Any, case: GradientCase, head: int) -> None:
-        super().__init__(*arguments, case=case)
-        self.head = head
-
-    def over_rows(self, left: Array, right: Array, tile: Tile) -> Array:
-        is_head = np.arange(tile.heads.start, tile.heads.stop) == self.head
-        return super().over_rows(left * is_head[:, None, None], right, tile)
-
-
 @mutant("query_head", "The gradients of key and value are written at the index of the query head.")
 def query_head(case: GradientCase) -> Iterator[Variant]:
     if case.group > 1 and case.plan.sizes.num_kv_heads > 1:
@@ -113,7 +111,8 @@ def query_head(case: GradientCase) -> Iterator[Variant]:
 def at_query_head(case: GradientCase) -> Gradients:
     """Key/value head j has what query head j alone adds to its own; what later query heads write is out of range."""
     heads = range(case.plan.sizes.num_kv_heads)
-    kept = [sums_of(case, partial(OneHead, case=case, head=head)) for head in heads]
+    every = np.arange(case.plan.sizes.num_heads)[:, None, None]
+    kept = [sums_of(case, partial(Counted, case=case, of_keys=every == head)) for head in heads]
 
     def edit(sums: Sums) -> Sums:
         written = {
@@ -159,25 +158,14 @@ def transposed(case: GradientCase) -> Iterator[Variant]:
         yield made_by(case, Transposed)
 
 
-class Counted(Wrong):
-    """Rows that count several times, or not at all, in the gradients of key and value. counts: (q,)"""
-
-    def __init__(self, *arguments: Any, case: GradientCase, counts: np.ndarray) -> None:
-        super().__init__(*arguments, case=case)
-        self.counts = counts
-
-    def over_rows(self, left: Array, right: Array, tile: Tile) -> Array:
-        return super().over_rows(left * self.counts[tile.rows, None], right, tile)
-
-
 @mutant("last_tile", "Rows of the last tile of queries beyond the end are read as its last row, which counts again.")
 def last_tile(case: GradientCase) -> Iterator[Variant]:
     length = case.plan.sizes.query_length
     for tile in TILES:
         if beyond := -length % tile:
-            counts = np.ones(length)
+            counts = np.ones((length, 1))
             counts[-1] += beyond
-            yield made_by(case, partial(Counted, counts=counts), f"of {tile} queries")
+            yield made_by(case, partial(Counted, of_keys=counts), f"of {tile} queries")
 
 
 @mutant("tail_dropped", "The last queries, which do not fill a tile, add nothing to the gradients of key and value.")
@@ -185,9 +173,8 @@ def tail_dropped(case: GradientCase) -> Iterator[Variant]:
     length = case.plan.sizes.query_length
     for tile in TILES:
         if length > tile and length % tile:
-            yield made_by(
-                case, partial(Counted, counts=np.arange(length) < length // tile * tile), f"of {tile} queries"
-            )
+            is_counted = np.arange(length)[:, None] < length // tile * tile
+            yield made_by(case, partial(Counted, of_keys=is_counted), f"of {tile} queries")
 
 
 @mutant(
@@ -197,19 +184,8 @@ def not_accumulated(case: GradientCase) -> Iterator[Variant]:
     length = case.plan.sizes.query_length
     for tile in TILES:
         if length > tile:
-            counts = np.arange(length) >= (length - 1) // tile * tile
-            yield made_by(case, partial(Counted, counts=counts), f"of {tile} queries")
-
-
-class LastKeys(Wrong):
-    def __init__(self, *arguments: Any, case: GradientCase, first: int) -> None:
-        super().__init__(*arguments, case=case)
-        self.first = first
-
-    def products(self, tile: Tile, gradient: Array) -> list[Part]:
-        is_last = np.arange(tile.columns.start, tile.columns.stop) >= self.first
-        of_query = [one for one in super().products(tile, gradient * is_last) if one.field == "query"]
-        return [one for one in super().products(tile, gradient) if one.field != "query"] + of_query
+            is_counted = np.arange(length)[:, None] >= (length - 1) // tile * tile
+            yield made_by(case, partial(Counted, of_keys=is_counted), f"of {tile} queries")
 
 
 @mutant(
@@ -221,7 +197,7 @@ def query_not_accumulated(case: GradientCase) -> Iterator[Variant]:
         firsts = {(length - 1) // tile * tile: f"of {tile} keys" for tile in TILES if length > tile}
         firsts |= {length - length // n: f"of {n} parts" for n in SPLITS if length % n == 0 and length > n}
         for first, detail in firsts.items():
-            yield made_by(case, partial(LastKeys, first=first), detail)
+            yield made_by(case, partial(Counted, of_query=np.arange(length) >= first), detail)
 
 
 class FirstChunk(Wrong):
@@ -249,16 +225,21 @@ def first_chunk(case: GradientCase) -> Iterator[Variant]:
                 yield made_by(case, partial(FirstChunk, parts=parts), f"of {parts}")
 
 
-class FirstOfBias(Wrong):
+class OneOfBias(Wrong):
+    def __init__(self, *arguments: Any, case: GradientCase, index: int) -> None:
+        super().__init__(*arguments, case=case)
+        self.index = index
+
     def of_terms(self, gradient: Array, tile: Tile) -> list[Part]:
-        bias, first = next(term for term in self.plan.terms if isinstance(term, Bias)), gradient
+        bias, one = next(term for term in self.plan.terms if isinstance(term, Bias)), gradient
         for axis, part in enumerate((tile.batch, tile.heads, tile.rows, tile.columns)):
             if bias.numbers.shape[axis] == 1 < self.lengths[axis]:
                 place = [1] * 4
                 place[axis] = -1
-                first = first * (np.arange(part.start, part.stop) == 0).reshape(place)
-        others = [one for one in super().of_terms(gradient, tile) if one.field != "bias"]
-        return others + bias.backward(first, tile, self.lib)
+                is_read = np.arange(part.start, part.stop) == self.index % self.lengths[axis]
+                one = one * is_read.reshape(place)
+        others = [part for part in super().of_terms(gradient, tile) if part.field != "bias"]
+        return others + bias.backward(one, tile, self.lib)
 
     @property
     def lengths(self) -> tuple[int, int, int, int]:
@@ -266,13 +247,14 @@ class FirstOfBias(Wrong):
         return sizes.batch_size, sizes.num_heads, sizes.query_length, sizes.key_length
 
 
-@mutant("bias_not_summed", "The gradient of a bias that was broadcast is that of its first entry, not the sum.")
+@mutant("bias_not_summed", "The gradient of a bias that was broadcast is that of one entry, not the sum.")
 def bias_not_summed(case: GradientCase) -> Iterator[Variant]:
     shape = case.plan.gradient_shapes.get("bias")
     sizes = case.plan.sizes
     full = sizes.batch_size, sizes.num_heads, sizes.query_length, sizes.key_length
     if shape is not None and shape != full:
-        yield made_by(case, FirstOfBias)
+        yield made_by(case, partial(OneOfBias, index=0), "the first")
+        yield made_by(case, partial(OneOfBias, index=-1), "the last")
 
 
 @mutant("rotary_not_undone", "The gradients of query and key are those of the rotated ones.")

@@ -33,21 +33,25 @@ Edit = Callable[[GradientCase], Iterator[Variant]]
 
 @dataclass(frozen=True, slots=True)
 class GradientMutant:
-    """A row of the table. name: stable, part of the contract; message: what the kernel did, as one sentence"""
+    """A row of the table. name: stable, part of the contract; message: what the kernel did, as one sentence
+
+    in_power: False if it has so many forms that those that may explain wrong gradients are estimated
+    """
 
     name: str
     message: str
     edit: Edit
+    in_power: bool = True
 
 
 GRADIENT_MUTANTS: Final[dict[str, GradientMutant]] = {}
 
 
-def mutant(name: str, message: str) -> Callable[[Edit], Edit]:
-    """Put a function into the table, as the mutant `grad.` and this name."""
+def mutant(name: str, message: str, *, in_power: bool = True) -> Callable[[Edit], Edit]:
+    """Put a function into the table, as the mutant `grad.` and this name. in_power: see GradientMutant"""
 
     def add(edit: Edit) -> Edit:
-        GRADIENT_MUTANTS[f"grad.{name}"] = GradientMutant(f"grad.{name}", message, edit)
+        GRADIENT_MUTANTS[f"grad.{name}"] = GradientMutant(f"grad.{name}", message, edit, in_power)
         return edit
 
     return add

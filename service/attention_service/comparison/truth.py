@@ -33,6 +33,8 @@ from attention_service.comparison.gradients.judge import (
 )
 from attention_service.comparison.judged import Judged
 from attention_service.comparison.legal import LIBERTIES
+from attention_service.comparison.local_errors import place_of
+from attention_service.comparison.row_errors import RowErrors, evened, judges_rows, legal_squares, mean_squares
 from attention_service.comparison.sample import MAX_THREADS, Sample, blocks, everything
 from attention_service.comparison.solve import solve
 from attention_service.comparison.tolerances import Tolerance
@@ -138,13 +140,21 @@ def _judged_by_rounding(case: Case, actual: Actual, right: Mapping[str, np.ndarr
     variants = rounded_cases(case, case.dtype)
     results = [{name: np.empty(array.shape, kept[name]) for name, array in right.items()} for _ in variants]
     least = dict.fromkeys(right, 0.0)
+    rows = {
+        name: RowErrors(*np.zeros((2, *array.shape[:3]))) for name, array in right.items() if judges_rows(case, name)
+    }
 
     def rounded_block(block: Sample) -> dict[str, float]:
         check()
         here = {name: block.of(array) for name, array in right.items()}
-        for variant, arrays in zip(variants, results, strict=True):
-            for name, array in arrays_of(solve(variant, block), right).items():
+        answers = [solve(variant, block) for variant in variants]
+        for answer, arrays in zip(answers, results, strict=True):
+            for name, array in arrays_of(answer, right).items():
                 block.put(arrays[name], array)
+        for name, both in rows.items():
+            sent = mean_squares(block.of(actual.canonical[name]), here[name], unknown=0.0)
+            block.put(both.sent, sent)
+            block.put(both.legal, legal_squares(case, block, name, variants, answers, here[name]))
         found = floors(case, variants[0], block, here)
         block.forget()
         return found
@@ -161,7 +171,12 @@ def _judged_by_rounding(case: Case, actual: Actual, right: Mapping[str, np.ndarr
         del rounded
         both = (worst, actual.canonical[name])
         baseline, errors = case.each(partial(measure, reference=array, dtype=stored), both)
-        judged[name] = Judged(errors, baseline, limit(baseline.max_abs or 0.0, least[name], array, stored))
+        most = limit(baseline.max_abs or 0.0, least[name], array, stored)
+        both = replace(rows[name], legal=evened(case, rows[name].legal)) if name in rows else None
+        judged[name] = Judged(errors, baseline, most, both)
+        if both is not None:
+            place = place_of(case, name, array, judged[name])
+            judged[name] = replace(judged[name], place=place)
     return judged
 
 

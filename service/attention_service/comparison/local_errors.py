@@ -1,0 +1,116 @@
+"""Whether an error has a place: rows that are further off than coarse rounding makes them, beside the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from attention_service.comparison.baseline import CORRECT, arrays_of
+from attention_service.comparison.case import TILES, Case
+from attention_service.comparison.judged import Judged
+from attention_service.comparison.mutants.precision import precision_accumulate, precision_scores
+from attention_service.comparison.row_errors import SCATTER, mean_squares, shares_of
+from attention_service.comparison.sample import Sample
+from attention_service.comparison.samples import choose_sample
+from attention_service.comparison.solve import solve
+
+# How much of known coarse rounding a kernel may make, as parts of its mean squares.
+PARTS: Final = tuple(4.0**power for power in range(-4, 3))
+# A part of the rows stands out if its errors are so many times those of the others, and its mean share is so many
+# standard errors above; a single row if its errors are so many times as large.
+LARGER: Final = 2.0
+ERRORS: Final = 5.0
+SINGLE: Final = 6.0
+
+
+def place_of(case: Case, name: str, right: np.ndarray, judged: Judged) -> np.ndarray | None:
+    """The rows (b, h, q) of a local error of an array; None if coarse rounding may have made it, or it is right.
+
+    Rounding is worse where rows are long or scores are large. So known kinds of it are computed, and some part of the
+    rows must stand out beside each of these, whether a kernel makes all of it or little.
+    """
+    rows = judged.rows
+    if rows is None or judged.ratio <= CORRECT:
+        return None
+    sample = choose_sample(case, np.where(np.isfinite(rows.ratios), rows.ratios, 0.0))
+    sent, legal = sample.of(rows.sent), sample.of(rows.legal)
+    parts = _Parts(sample, rows.sent.shape)
+    place = parts.standing(shares_of(sent, legal))
+    if place is None:
+        return None
+    for made in _coarse(case, sample, name, sample.of(right)):
+        if any(parts.standing(shares_of(sent, legal + part * made)) is None for part in PARTS):
+            return None
+    return rows.far if rows.far.any() else place
+
+
+def _coarse(case: Case, sample: Sample, name: str, right: np.ndarray) -> Iterator[np.ndarray]:
+    """The mean squares (b, h, r) of the errors of known kinds of coarse rounding, and of all of them."""
+    kinds = []
+    for edit in (precision_scores, precision_accumulate):
+        answers = case.each(lambda wrong: arrays_of(solve(wrong, sample), (name,))[name], list(edit(case)))
+        kinds.append(np.mean([mean_squares(array, right) for array in answers], axis=0))
+        yield kinds[-1]
+    yield kinds[0] + kinds[1]
+
+
+class _Parts:
+    """Parts of the rows of a sample in which kernels go wrong: heads, batch entries, tiles, first, last and single rows.
+
+    groups: heads and batch entries, as axes over which is summed up; starts, stops: runs of rows of the sample
+    """
+
+    def __init__(self, sample: Sample, shape: tuple[int, ...]) -> None:
+        self.sample, self.shape = sample, shape
+        last = shape[2]
+        edges = {(tile * size, (tile + 1) * size) for size in (1, *TILES) for tile in np.unique(sample.rows // size)}
+        edges |= {pair for start, stop in edges for pair in ((0, stop), (start, last))} | {(0, last)}
+        self.edges = np.array(sorted(edges))
+        self.starts, self.stops = np.searchsorted(sample.rows, self.edges.T)
+
+    def standing(self, shares: np.ndarray) -> np.ndarray | None:
+        """The rows (b, h, q) of the part whose errors stand out most by their shares (b, h, r); None if none does."""
+        has = np.isfinite(shares)
+        known = np.where(has, shares, 0.0)
+        parts = np.array([self._sums(one) for one in (has, known, np.square(known))])  # sums, groups, runs
+        whole = np.array([[[has.sum()]], [[known.sum()]], [[np.square(known).sum()]]])
+        (count, mean, spread), (others, rest, around) = (_moments(one) for one in (parts, whole - parts))
+        with np.errstate(all="ignore"):
+            ratio = np.sqrt(mean / (1 - mean) / (rest / (1 - rest)))
+            errors = (mean - rest) / np.hypot(spread, around)
+        stands = ((ratio > LARGER) & (errors > ERRORS)) | ((count == 1) & (ratio > SINGLE))
+        stands &= (count > 0) & (others > 1) & (mean > 0.5)
+        if not stands.any():
+            return None
+        group, run = np.unravel_index(int(np.argmax(np.where(stands, errors, -1.0))), stands.shape)
+        return self._rows(int(group), int(run))
+
+    def _sums(self, array: np.ndarray) -> np.ndarray:
+        """The sums of an array (b, h, r) for each group and each run: all, batch entries, heads, and both."""
+        b, h, r = array.shape
+        groups = (array.sum(axis=(0, 1))[None], array.sum(axis=1), array.sum(axis=0), array.reshape(b * h, r))
+        sums = np.cumsum(np.concatenate(groups), axis=1)
+        sums = np.concatenate([np.zeros((len(sums), 1)), sums], axis=1)
+        found: np.ndarray = sums[:, self.stops] - sums[:, self.starts]
+        return found
+
+    def _rows(self, group: int, run: int) -> np.ndarray:
+        """The rows (b, h, q) of a group and a run."""
+        batches, heads = self.sample.batches, self.sample.heads
+        groups = [(None, None), *((one, None) for one in batches), *((None, one) for one in heads)]
+        groups += [(one, other) for one in batches for other in heads]
+        batch, head = groups[group]
+        found = np.zeros(self.shape, bool)
+        every = slice(None)
+        found[every if batch is None else batch, every if head is None else head, slice(*self.edges[run])] = True
+        return found
+
+
+def _moments(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """How many numbers, their mean and its standard error, from their count, sum and sum of squares."""
+    count, total, squares = sums
+    mean = total / np.maximum(count, 1)
+    spread = np.maximum(squares / np.maximum(count, 1) - np.square(mean), 0) + SCATTER**2
+    return count, mean, np.sqrt(spread / np.maximum(count, 1))

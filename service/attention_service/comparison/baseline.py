@@ -52,10 +52,22 @@ def baselines(case: Case, sample: Sample, right: Arrays, dtype: np.dtype) -> dic
 
 def legal_errors(case: Case, sample: Sample, right: Arrays, dtype: np.dtype) -> dict[str, float]:
     """The largest error of legal rounding, of each array of a sample; at least the floor (see `floors`)."""
+    return largest_errors(case, sample, right, dtype, legal_answers(case, sample, dtype))
+
+
+def legal_answers(case: Case, sample: Sample, dtype: np.dtype) -> list[tuple[Case, Answer]]:
+    """The case with each legal rounding, and what it answers for a sample; the plain one first."""
     cases = rounded_cases(case, dtype)
-    found = floors(case, cases[0], sample, right)
-    for answer in case.each(lambda variant: arrays_of(solve(variant, sample), right), cases):
-        for name, array in answer.items():
+    return list(zip(cases, case.each(lambda variant: solve(variant, sample), cases), strict=True))
+
+
+def largest_errors(
+    case: Case, sample: Sample, right: Arrays, dtype: np.dtype, answers: list[tuple[Case, Answer]]
+) -> dict[str, float]:
+    """As `legal_errors`, from the `legal_answers`."""
+    found = floors(case, answers[0][0], sample, right)
+    for _, answer in answers:
+        for name, array in arrays_of(answer, right).items():
             apart = distance(rounded(array, stored_dtype(name, dtype)), right[name])
             if np.isfinite(apart):
                 found[name] = max(found[name], apart)

@@ -90,6 +90,11 @@ class Comparison:
         return max((one.ratio for one in self.judged.values()), default=0.0)
 
     @property
+    def rank(self) -> tuple[bool, float]:
+        """Larger for a worse answer: a local error is wrong whatever its ratio."""
+        return self.place is not None, self.ratio
+
+    @property
     def place(self) -> Judged | None:
         """The first array with a local error, whatever its size; None if there is none."""
         return next((one for one in self.judged.values() if one.place is not None), None)

@@ -17,12 +17,13 @@ from attention_service.comparison.samples import choose_sample
 from attention_service.comparison.solve import solve
 
 # How much of known coarse rounding a kernel may make, as parts of its mean squares.
-PARTS: Final = tuple(4.0**power for power in range(-4, 3))
+PARTS: Final = tuple(4.0**power for power in range(-4, 2))
 # A part of the rows stands out if its errors are so many times those of the others, and its mean share is so many
-# standard errors above; a single row if its errors are so many times as large.
-LARGER: Final = 2.0
+# standard errors above. A few rows stand out if their errors are so many times as large, by the root of their number.
+LARGER: Final = 1.7
 ERRORS: Final = 5.0
-SINGLE: Final = 6.0
+SINGLE: Final = 10.0
+FEW: Final = 4
 
 
 def place_of(case: Case, name: str, right: np.ndarray, judged: Judged) -> np.ndarray | None:
@@ -37,7 +38,7 @@ def place_of(case: Case, name: str, right: np.ndarray, judged: Judged) -> np.nda
     sample = choose_sample(case, np.where(np.isfinite(rows.ratios), rows.ratios, 0.0))
     sent, legal = sample.of(rows.sent), sample.of(rows.legal)
     parts = _Parts(sample, rows.sent.shape)
-    place = parts.standing(shares_of(sent, legal))
+    place = parts.standing(shares_of(sent, legal), least=0.5)
     if place is None:
         return None
     for made in _coarse(case, sample, name, sample.of(right)):
@@ -57,9 +58,9 @@ def _coarse(case: Case, sample: Sample, name: str, right: np.ndarray) -> Iterato
 
 
 class _Parts:
-    """Parts of the rows of a sample in which kernels go wrong: heads, batch entries, tiles, first, last and single rows.
+    """Parts of the rows of a sample in which kernels go wrong: heads, batch entries, tiles, first, last, single rows.
 
-    groups: heads and batch entries, as axes over which is summed up; starts, stops: runs of rows of the sample
+    edges: the first row of each run, and the one after its last; starts, stops: the same in the sample
     """
 
     def __init__(self, sample: Sample, shape: tuple[int, ...]) -> None:
@@ -70,8 +71,11 @@ class _Parts:
         self.edges = np.array(sorted(edges))
         self.starts, self.stops = np.searchsorted(sample.rows, self.edges.T)
 
-    def standing(self, shares: np.ndarray) -> np.ndarray | None:
-        """The rows (b, h, q) of the part whose errors stand out most by their shares (b, h, r); None if none does."""
+    def standing(self, shares: np.ndarray, least: float = 0.0) -> np.ndarray | None:
+        """The rows (b, h, q) of the part whose errors stand out most by their shares (b, h, r); None if none does.
+
+        least: their mean share must be above
+        """
         has = np.isfinite(shares)
         known = np.where(has, shares, 0.0)
         parts = np.array([self._sums(one) for one in (has, known, np.square(known))])  # sums, groups, runs
@@ -79,9 +83,10 @@ class _Parts:
         (count, mean, spread), (others, rest, around) = (_moments(one) for one in (parts, whole - parts))
         with np.errstate(all="ignore"):
             ratio = np.sqrt(mean / (1 - mean) / (rest / (1 - rest)))
-            errors = (mean - rest) / np.hypot(spread, around)
-        stands = ((ratio > LARGER) & (errors > ERRORS)) | ((count == 1) & (ratio > SINGLE))
-        stands &= (count > 0) & (others > 1) & (mean > 0.5)
+            spread = np.maximum(spread, around) + SCATTER**2  # a few rows may be alike by chance
+            errors = (mean - rest) / np.sqrt(spread / count + spread / others)
+        stands = ((ratio > LARGER) & (errors > ERRORS)) | ((count <= FEW) & (ratio * np.sqrt(count) > SINGLE))
+        stands &= (count > 0) & (others > 1) & (mean > least)
         if not stands.any():
             return None
         group, run = np.unravel_index(int(np.argmax(np.where(stands, errors, -1.0))), stands.shape)
@@ -109,8 +114,7 @@ class _Parts:
 
 
 def _moments(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """How many numbers, their mean and its standard error, from their count, sum and sum of squares."""
+    """How many numbers, their mean and their variance, from their count, sum and sum of squares."""
     count, total, squares = sums
     mean = total / np.maximum(count, 1)
-    spread = np.maximum(squares / np.maximum(count, 1) - np.square(mean), 0) + SCATTER**2
-    return count, mean, np.sqrt(spread / np.maximum(count, 1))
+    return count, mean, np.maximum(squares / np.maximum(count, 1) - np.square(mean), 0)

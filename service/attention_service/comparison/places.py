@@ -26,7 +26,8 @@ def places(
 ) -> list[Place]:
     """Where an array is wrong by more than a limit, one place for each axis that is wrong in parts only.
 
-    name: of the array; limit: one number, or some that broadcast to the array; axes: the names of the axes of both arrays, like ("batch entry", "head", "row", "feature")
+    limit: one number, or some that broadcast to the array
+    name: of the array; axes: the names of the axes of both arrays, like ("batch entry", "head", "row", "feature")
     """
     wrong = distances(actual, expected) > limit
     if not wrong.any():

@@ -147,14 +147,14 @@ def _judged_by_rounding(case: Case, actual: Actual, right: Mapping[str, np.ndarr
     def rounded_block(block: Sample) -> dict[str, float]:
         check()
         here = {name: block.of(array) for name, array in right.items()}
-        answers = [solve(variant, block) for variant in variants]
-        for answer, arrays in zip(answers, results, strict=True):
+        answers = [(variant, solve(variant, block)) for variant in variants]
+        for (_, answer), arrays in zip(answers, results, strict=True):
             for name, array in arrays_of(answer, right).items():
                 block.put(arrays[name], array)
         for name, both in rows.items():
             sent = mean_squares(block.of(actual.canonical[name]), here[name], unknown=0.0)
             block.put(both.sent, sent)
-            block.put(both.legal, legal_squares(case, block, name, variants, answers, here[name]))
+            block.put(both.legal, legal_squares(case, block, name, answers, here[name]))
         found = floors(case, variants[0], block, here)
         block.forget()
         return found
@@ -172,9 +172,9 @@ def _judged_by_rounding(case: Case, actual: Actual, right: Mapping[str, np.ndarr
         both = (worst, actual.canonical[name])
         baseline, errors = case.each(partial(measure, reference=array, dtype=stored), both)
         most = limit(baseline.max_abs or 0.0, least[name], array, stored)
-        both = replace(rows[name], legal=evened(case, rows[name].legal)) if name in rows else None
-        judged[name] = Judged(errors, baseline, most, both)
-        if both is not None:
+        of_rows = replace(rows[name], legal=evened(case, rows[name].legal)) if name in rows else None
+        judged[name] = Judged(errors, baseline, most, of_rows)
+        if of_rows is not None:
             place = place_of(case, name, array, judged[name])
             judged[name] = replace(judged[name], place=place)
     return judged

@@ -12,14 +12,14 @@ from attention_service.comparison.case import TILES, Case
 from attention_service.comparison.judged import Judged
 from attention_service.comparison.mutants.precision import precision_accumulate, precision_scores
 from attention_service.comparison.row_errors import SCATTER, mean_squares, shares_of
-from attention_service.comparison.sample import Sample
-from attention_service.comparison.samples import choose_sample
+from attention_service.comparison.sample import Sample, everything
+from attention_service.comparison.samples import MAX_SCORES, choose_sample
 from attention_service.comparison.solve import solve
 
 # How much of known coarse rounding a kernel may make, as parts of its mean squares.
 PARTS: Final = tuple(4.0**power for power in range(-4, 2))
 # A part of the rows stands out if its errors are so many times those of the others, and its mean share is so many
-# standard errors above. A few rows stand out if their errors are so many times as large, by the root of their number.
+# standard errors above. So few rows that these say little stand out if their errors are so many times as large, by the root of their number.
 LARGER: Final = 1.7
 ERRORS: Final = 5.0
 SINGLE: Final = 10.0
@@ -35,7 +35,9 @@ def place_of(case: Case, name: str, right: np.ndarray, judged: Judged) -> np.nda
     rows = judged.rows
     if rows is None or judged.ratio <= CORRECT:
         return None
-    sample = choose_sample(case, np.where(np.isfinite(rows.ratios), rows.ratios, 0.0))
+    sample = everything(case)
+    if case.plan.score_count > MAX_SCORES:
+        sample = choose_sample(case, np.where(np.isfinite(rows.ratios), rows.ratios, 0.0))
     sent, legal = sample.of(rows.sent), sample.of(rows.legal)
     parts = _Parts(sample, rows.sent.shape)
     place = parts.standing(shares_of(sent, legal), least=0.5)
@@ -48,13 +50,13 @@ def place_of(case: Case, name: str, right: np.ndarray, judged: Judged) -> np.nda
 
 
 def _coarse(case: Case, sample: Sample, name: str, right: np.ndarray) -> Iterator[np.ndarray]:
-    """The mean squares (b, h, r) of the errors of known kinds of coarse rounding, and of all of them."""
+    """The mean squares (b, h, r) of the errors of known kinds of coarse rounding, and the mean of these."""
     kinds = []
     for edit in (precision_scores, precision_accumulate):
         answers = case.each(lambda wrong: arrays_of(solve(wrong, sample), (name,))[name], list(edit(case)))
         kinds.append(np.mean([mean_squares(array, right) for array in answers], axis=0))
         yield kinds[-1]
-    yield kinds[0] + kinds[1]
+    yield np.mean(kinds, axis=0)
 
 
 class _Parts:
@@ -85,7 +87,9 @@ class _Parts:
             ratio = np.sqrt(mean / (1 - mean) / (rest / (1 - rest)))
             spread = np.maximum(spread, around) + SCATTER**2  # a few rows may be alike by chance
             errors = (mean - rest) / np.sqrt(spread / count + spread / others)
-        stands = ((ratio > LARGER) & (errors > ERRORS)) | ((count <= FEW) & (ratio * np.sqrt(count) > SINGLE))
+        stands = ((count > FEW) & (ratio > LARGER) & (errors > ERRORS)) | (
+            (count <= FEW) & (ratio * np.sqrt(count) > SINGLE)
+        )
         stands &= (count > 0) & (others > 1) & (mean > least)
         if not stands.any():
             return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -50,25 +50,21 @@ def baselines(case: Case, sample: Sample, right: Arrays, dtype: np.dtype) -> dic
     return {name: limit(error, 0.0, right[name], stored_dtype(name, dtype)) for name, error in errors.items()}
 
 
-def legal_errors(case: Case, sample: Sample, right: Arrays, dtype: np.dtype) -> dict[str, float]:
-    """The largest error of legal rounding, of each array of a sample; at least the floor (see `floors`)."""
-    return largest_errors(case, sample, right, dtype, legal_answers(case, sample, dtype))
-
-
-def legal_answers(case: Case, sample: Sample, dtype: np.dtype) -> list[tuple[Case, Answer]]:
-    """The case with each legal rounding, and what it answers for a sample; the plain one first."""
-    cases = rounded_cases(case, dtype)
-    return list(zip(cases, case.each(lambda variant: solve(variant, sample), cases), strict=True))
-
-
-def largest_errors(
-    case: Case, sample: Sample, right: Arrays, dtype: np.dtype, answers: list[tuple[Case, Answer]]
+def legal_errors(
+    case: Case, sample: Sample, right: Arrays, dtype: np.dtype, see: Callable[[Arrays], None] | None = None
 ) -> dict[str, float]:
-    """As `legal_errors`, from the `legal_answers`."""
-    found = floors(case, answers[0][0], sample, right)
-    for _, answer in answers:
-        for name, array in arrays_of(answer, right).items():
-            apart = distance(rounded(array, stored_dtype(name, dtype)), right[name])
+    """The largest error of legal rounding, of each array of a sample; at least the floor (see `floors`).
+
+    see: gets what each of `rounded_cases` returns
+    """
+    cases = rounded_cases(case, dtype)
+    found = floors(case, cases[0], sample, right)
+    for answer in case.each(lambda variant: arrays_of(solve(variant, sample), right), cases):
+        stored = {name: rounded(array, stored_dtype(name, dtype)) for name, array in answer.items()}
+        if see is not None:
+            see(stored)
+        for name, array in stored.items():
+            apart = distance(array, right[name])
             if np.isfinite(apart):
                 found[name] = max(found[name], apart)
     return found

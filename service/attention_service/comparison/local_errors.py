@@ -19,11 +19,15 @@ from attention_service.comparison.solve import solve
 # How much of known coarse rounding a kernel may make, as parts of its mean squares.
 PARTS: Final = tuple(4.0**power for power in range(-4, 2))
 # A part of the rows stands out if its errors are so many times those of the others, and its mean share is so many
-# standard errors above. So few rows that these say little stand out if their errors are so many times as large, by the root of their number.
+# standard errors above. So few rows that these say little stand out if their errors are so many times as large, by the
+# root of their number: where the other rows are within rounding, and where they are not.
 LARGER: Final = 1.7
 ERRORS: Final = 5.0
-SINGLE: Final = 10.0
 FEW: Final = 4
+CALM: Final = 7.0
+SINGLE: Final = 10.0
+# A count, a mean and a variance of each part.
+Moments = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def place_of(case: Case, name: str, right: np.ndarray, judged: Judged) -> np.ndarray | None:
@@ -40,11 +44,12 @@ def place_of(case: Case, name: str, right: np.ndarray, judged: Judged) -> np.nda
         sample = choose_sample(case, np.where(np.isfinite(rows.ratios), rows.ratios, 0.0))
     sent, legal = sample.of(rows.sent), sample.of(rows.legal)
     parts = _Parts(sample, rows.sent.shape)
-    place = parts.standing(shares_of(sent, legal), least=0.5)
+    shares = shares_of(sent, legal)
+    place = parts.standing(shares, shares)
     if place is None:
         return None
     for made in _coarse(case, sample, name, sample.of(right)):
-        if any(parts.standing(shares_of(sent, legal + part * made)) is None for part in PARTS):
+        if any(parts.standing(shares_of(sent, legal + part * made), shares) is None for part in PARTS):
             return None
     return rows.far if rows.far.any() else place
 
@@ -73,28 +78,33 @@ class _Parts:
         self.edges = np.array(sorted(edges))
         self.starts, self.stops = np.searchsorted(sample.rows, self.edges.T)
 
-    def standing(self, shares: np.ndarray, least: float = 0.0) -> np.ndarray | None:
+    def standing(self, shares: np.ndarray, legal: np.ndarray) -> np.ndarray | None:
         """The rows (b, h, q) of the part whose errors stand out most by their shares (b, h, r); None if none does.
 
-        least: their mean share must be above
+        legal: the shares beside legal rounding, which the errors of the part must exceed
         """
-        has = np.isfinite(shares)
-        known = np.where(has, shares, 0.0)
-        parts = np.array([self._sums(one) for one in (has, known, np.square(known))])  # sums, groups, runs
-        whole = np.array([[[has.sum()]], [[known.sum()]], [[np.square(known).sum()]]])
-        (count, mean, spread), (others, rest, around) = (_moments(one) for one in (parts, whole - parts))
+        (count, mean, spread), (others, rest, around) = self._moments(shares)
+        (_, beyond, _), (_, calm, _) = self._moments(legal)
         with np.errstate(all="ignore"):
             ratio = np.sqrt(mean / (1 - mean) / (rest / (1 - rest)))
             spread = np.maximum(spread, around) + SCATTER**2  # a few rows may be alike by chance
             errors = (mean - rest) / np.sqrt(spread / count + spread / others)
-        stands = ((count > FEW) & (ratio > LARGER) & (errors > ERRORS)) | (
-            (count <= FEW) & (ratio * np.sqrt(count) > SINGLE)
-        )
-        stands &= (count > 0) & (others > 1) & (mean > least)
+        single = np.where(calm < 0.5, CALM, SINGLE)
+        stands = np.where(count > FEW, (ratio > LARGER) & (errors > ERRORS), ratio * np.sqrt(count) > single)
+        stands &= (count > 0) & (others > 1) & (beyond > 0.5)
         if not stands.any():
             return None
         group, run = np.unravel_index(int(np.argmax(np.where(stands, errors, -1.0))), stands.shape)
         return self._rows(int(group), int(run))
+
+    def _moments(self, shares: np.ndarray) -> tuple[Moments, Moments]:
+        """The moments of the shares of each part, (groups, runs), and of all other rows."""
+        has = np.isfinite(shares)
+        known = np.where(has, shares, 0.0)
+        arrays = has, known, np.square(known)
+        parts = np.array([self._sums(one) for one in arrays])
+        whole = np.array([one.sum() for one in arrays])[:, None, None]
+        return _moments(parts), _moments(whole - parts)
 
     def _sums(self, array: np.ndarray) -> np.ndarray:
         """The sums of an array (b, h, r) for each group and each run: all, batch entries, heads, and both."""
@@ -117,7 +127,7 @@ class _Parts:
         return found
 
 
-def _moments(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _moments(sums: np.ndarray) -> Moments:
     """How many numbers, their mean and their variance, from their count, sum and sum of squares."""
     count, total, squares = sums
     mean = total / np.maximum(count, 1)

@@ -15,12 +15,13 @@ from typing import Final
 
 import numpy as np
 
-from attention_service.comparison.baseline import Arrays, arrays_of, legal_answers, stored_dtype
+from attention_service.comparison.baseline import Arrays, arrays_of, rounded_cases, stored_dtype
 from attention_service.comparison.case import Case
 from attention_service.comparison.errors import epsilon
 from attention_service.comparison.legal import CODED_WEIGHTS, TANH_ERROR
-from attention_service.comparison.problem import Answer, rounded
+from attention_service.comparison.problem import rounded
 from attention_service.comparison.sample import Sample
+from attention_service.comparison.solve import solve
 
 # Rows of a tile that are judged together.
 TILE: Final = 16
@@ -83,8 +84,13 @@ def legal_rows(case: Case, sample: Sample, right: Arrays) -> dict[str, np.ndarra
     names = [name for name in right if judges_rows(case, name)]
     if not names:
         return {}
-    answers = legal_answers(case, sample, case.dtype)
-    return {name: evened(case, legal_squares(case, sample, name, answers, right[name])) for name in names}
+    answers = [arrays_of(solve(variant, sample), names) for variant in rounded_cases(case, case.dtype)]
+    found = {}
+    for name in names:
+        stored = stored_dtype(name, case.dtype)
+        squares = [mean_squares(rounded(arrays[name], stored), right[name]) for arrays in answers]
+        found[name] = evened(case, legal_squares(case, sample, name, squares))
+    return found
 
 
 def shares_of(sent: np.ndarray, legal: np.ndarray) -> np.ndarray:
@@ -138,28 +144,30 @@ def mean_squares(array: np.ndarray, right: np.ndarray, unknown: float = np.inf) 
 
 
 def legal_squares(
-    case: Case, block: Sample, name: str, answers: Sequence[tuple[Case, Answer]], right: np.ndarray
+    case: Case, block: Sample, name: str, squares: Sequence[np.ndarray], sent: np.ndarray | float = np.inf
 ) -> np.ndarray:
     """The mean squares of legal errors of the rows (b, h, r) of a block, of one array.
 
     All liberties may be taken at once, so what they add to a plain computation is added up. That of rounded weights is
     at least what it is for most rows: a row of few keys may have less by chance.
 
-    answers: see `legal_answers`; right: the array of the block
+    squares: of each of `rounded_cases`; sent: of what was sent, as only larger ones matter
     """
-    dtype = stored_dtype(name, case.dtype)
-    plain, *others = (mean_squares(rounded(arrays_of(one, (name,))[name], dtype), right) for _, one in answers)
+    variants, (plain, *others) = rounded_cases(case, case.dtype), squares
     found = plain.copy()
     for folds in (True, False):
-        pairs = zip(answers[1:], others, strict=True)
-        more = [square - plain for (one, _), square in pairs if (one.rounding.scaled_query is not None) == folds]
+        pairs = zip(variants[1:], others, strict=True)
+        more = [square - plain for one, square in pairs if (one.rounding.scaled_query is not None) == folds]
         found += np.max(more, axis=0, initial=0.0) if more else 0.0
-    weights = answers[0][1].weights
-    if name == "output" and weights is not None and "rounded_weights" in case.liberties:
-        values = _squares_of_values(case)[np.ix_(block.batches, case.value_of_head[block.heads])]
+    larger = np.nonzero(sent > found)
+    if name == "output" and "rounded_weights" in case.liberties and len(larger[0]):
+        # Once more, as weights of all blocks would take memory, and few rows of right kernels need them.
+        weights = solve(variants[0], block).weights
+        assert weights is not None
+        values = _squares_of_values(case)[block.batches[larger[0]], case.value_of_head[block.heads[larger[1]]]]
         values = values if block.columns is None else values[..., block.columns]
-        errors = np.einsum("bhrk,bhrk,bhk->bhr", weights, weights, values, dtype=np.float64, optimize=True)
-        found = np.maximum(found, epsilon(case.dtype) ** 2 / 12 * errors)
+        errors = np.vecdot(np.square(weights[larger]), values)
+        found[larger] = np.maximum(found[larger], epsilon(case.dtype) ** 2 / 12 * errors)
     return found
 
 

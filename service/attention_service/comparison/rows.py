@@ -16,8 +16,7 @@ from attention_service.comparison.actual import read_actual
 from attention_service.comparison.baseline import (
     CORRECT,
     arrays_of,
-    largest_errors,
-    legal_answers,
+    legal_errors,
     limit,
     stored_dtype,
 )
@@ -110,9 +109,12 @@ def _limits(
             {each: part.of(array) for each, array in right.items()},
             Sample(part.batches, part.heads, rows[part.rows]),
         )
-        answers = legal_answers(alone, chosen, case.dtype)
-        most = largest_errors(alone, chosen, here, case.dtype, answers)[name]
-        return most, legal_squares(alone, chosen, name, answers, here[name]) if judges_rows(case, name) else None
+        squares: list[np.ndarray] = []
+        see = None
+        if judges_rows(case, name):
+            see = lambda stored: squares.append(mean_squares(stored[name], here[name]))  # noqa: E731
+        most = legal_errors(alone, chosen, here, case.dtype, see)[name]
+        return most, legal_squares(alone, chosen, name, squares) if squares else None
 
     most, legal = dict.fromkeys(sent, 0.0), {name: np.zeros(array.shape[:3]) for name, array in sent.items()}
     for (name, part), (error, squares) in zip(parts, case.each(legal_error, parts), strict=True):

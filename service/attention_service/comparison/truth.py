@@ -147,14 +147,17 @@ def _judged_by_rounding(case: Case, actual: Actual, right: Mapping[str, np.ndarr
     def rounded_block(block: Sample) -> dict[str, float]:
         check()
         here = {name: block.of(array) for name, array in right.items()}
-        answers = [(variant, solve(variant, block)) for variant in variants]
-        for (_, answer), arrays in zip(answers, results, strict=True):
-            for name, array in arrays_of(answer, right).items():
-                block.put(arrays[name], array)
+        squares: dict[str, list[np.ndarray]] = {name: [] for name in rows}
+        for variant, arrays in zip(variants, results, strict=True):
+            for name, array in arrays_of(solve(variant, block), right).items():
+                stored = array.astype(kept[name])
+                block.put(arrays[name], stored)
+                if name in rows:
+                    squares[name].append(mean_squares(stored, here[name]))
         for name, both in rows.items():
             sent = mean_squares(block.of(actual.canonical[name]), here[name], unknown=0.0)
             block.put(both.sent, sent)
-            block.put(both.legal, legal_squares(case, block, name, answers, here[name]))
+            block.put(both.legal, legal_squares(case, block, name, squares[name], sent))
         found = floors(case, variants[0], block, here)
         block.forget()
         return found

@@ -24,6 +24,8 @@ PARTS: Final = tuple(4.0**power for power in range(-4, 2))
 LARGER: Final = 1.7
 ERRORS: Final = 5.0
 FEW: Final = 4
+# Rows that are looked at whole.
+MAX_ROWS: Final = 2**11
 CALM: Final = 7.0
 SINGLE: Final = 10.0
 # A count, a mean and a variance of each part.
@@ -40,7 +42,7 @@ def place_of(case: Case, name: str, right: np.ndarray, judged: Judged) -> np.nda
     if rows is None or judged.ratio <= CORRECT:
         return None
     sample = everything(case)
-    if case.plan.score_count > MAX_SCORES:
+    if case.plan.score_count > MAX_SCORES or rows.sent.size > MAX_ROWS:
         sample = choose_sample(case, np.where(np.isfinite(rows.ratios), rows.ratios, 0.0))
     sent, legal = sample.of(rows.sent), sample.of(rows.legal)
     parts = _Parts(sample, rows.sent.shape)
@@ -73,8 +75,9 @@ class _Parts:
     def __init__(self, sample: Sample, shape: tuple[int, ...]) -> None:
         self.sample, self.shape = sample, shape
         last = shape[2]
-        edges = {(tile * size, (tile + 1) * size) for size in (1, *TILES) for tile in np.unique(sample.rows // size)}
+        edges = {(tile * size, (tile + 1) * size) for size in TILES for tile in np.unique(sample.rows // size)}
         edges |= {pair for start, stop in edges for pair in ((0, stop), (start, last))} | {(0, last)}
+        edges |= {(row, row + 1) for row in sample.rows}
         self.edges = np.array(sorted(edges))
         self.starts, self.stops = np.searchsorted(sample.rows, self.edges.T)
 

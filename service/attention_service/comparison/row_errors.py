@@ -45,6 +45,11 @@ class RowErrors:
     sent: np.ndarray
     legal: np.ndarray
 
+    @classmethod
+    def empty(cls, shape: tuple[int, ...]) -> RowErrors:
+        """Zeros for the rows (b, h, q), to be filled by `put_rows`."""
+        return cls(np.zeros(shape), np.zeros(shape))
+
     @property
     def ratios(self) -> np.ndarray:
         """(b, h, q), how far each row is off, in errors of legal rounding; 0 where both are 0."""
@@ -169,6 +174,21 @@ def legal_squares(
         errors = np.vecdot(np.square(weights[larger]), values)
         found[larger] = np.maximum(found[larger], epsilon(case.dtype) ** 2 / 12 * errors)
     return found
+
+
+def put_rows(
+    case: Case,
+    block: Sample,
+    name: str,
+    rows: RowErrors,
+    squares: Sequence[np.ndarray],
+    sent: np.ndarray,
+    right: np.ndarray,
+) -> None:
+    """Write the errors of the rows of a block. squares: see `legal_squares`; sent, right: the array (b, h, r, n)"""
+    own = mean_squares(sent, right, unknown=0.0)
+    block.put(rows.sent, own)
+    block.put(rows.legal, legal_squares(case, block, name, squares, own))
 
 
 def evened(case: Case, legal: np.ndarray) -> np.ndarray:

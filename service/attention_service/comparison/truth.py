@@ -34,7 +34,7 @@ from attention_service.comparison.gradients.judge import (
 from attention_service.comparison.judged import Judged
 from attention_service.comparison.legal import LIBERTIES
 from attention_service.comparison.local_errors import place_of
-from attention_service.comparison.row_errors import RowErrors, evened, judges_rows, legal_squares, mean_squares
+from attention_service.comparison.row_errors import RowErrors, evened, judges_rows, mean_squares, put_rows
 from attention_service.comparison.sample import MAX_THREADS, Sample, blocks, everything
 from attention_service.comparison.solve import solve
 from attention_service.comparison.tolerances import Tolerance
@@ -140,9 +140,7 @@ def _judged_by_rounding(case: Case, actual: Actual, right: Mapping[str, np.ndarr
     variants = rounded_cases(case, case.dtype)
     results = [{name: np.empty(array.shape, kept[name]) for name, array in right.items()} for _ in variants]
     least = dict.fromkeys(right, 0.0)
-    rows = {
-        name: RowErrors(*np.zeros((2, *array.shape[:3]))) for name, array in right.items() if judges_rows(case, name)
-    }
+    rows = {name: RowErrors.empty(array.shape[:3]) for name, array in right.items() if judges_rows(case, name)}
 
     def rounded_block(block: Sample) -> dict[str, float]:
         check()
@@ -155,9 +153,7 @@ def _judged_by_rounding(case: Case, actual: Actual, right: Mapping[str, np.ndarr
                 if name in rows:
                     squares[name].append(mean_squares(stored, here[name]))
         for name, both in rows.items():
-            sent = mean_squares(block.of(actual.canonical[name]), here[name], unknown=0.0)
-            block.put(both.sent, sent)
-            block.put(both.legal, legal_squares(case, block, name, squares[name], sent))
+            put_rows(case, block, name, both, squares[name], block.of(actual.canonical[name]), here[name])
         found = floors(case, variants[0], block, here)
         block.forget()
         return found
@@ -176,10 +172,8 @@ def _judged_by_rounding(case: Case, actual: Actual, right: Mapping[str, np.ndarr
         baseline, errors = case.each(partial(measure, reference=array, dtype=stored), both)
         most = limit(baseline.max_abs or 0.0, least[name], array, stored)
         of_rows = replace(rows[name], legal=evened(case, rows[name].legal)) if name in rows else None
-        judged[name] = Judged(errors, baseline, most, of_rows)
-        if of_rows is not None:
-            place = place_of(case, name, array, judged[name])
-            judged[name] = replace(judged[name], place=place)
+        one = Judged(errors, baseline, most, of_rows)
+        judged[name] = replace(one, place=place_of(case, name, array, one))
     return judged
 
 

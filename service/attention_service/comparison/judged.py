@@ -35,9 +35,9 @@ class Judged:
 
     @property
     def ratio(self) -> float:
-        """The largest error in baselines, or that of rows, of which as many are legal."""
+        """The largest error in baselines, or CORRECT times that of rows where these are further off than is legal."""
         of_rows = 0.0 if self.rows is None else self.rows.ratio
-        return max(self.largest, min(CORRECT * of_rows, IMPRECISE))
+        return max(self.largest, min(CORRECT * of_rows, IMPRECISE) if of_rows > 1 else 0.0)
 
     @property
     def element_limits(self) -> np.ndarray:

@@ -2,7 +2,7 @@
 
     python -m tests.deep_compare [PART …] [--draws N] [--seed N]
 
-Parts are mistakes, pairs, power, apart, right, kernels, gradients, formulas and backwards.
+Parts are mistakes, pairs, power, apart, right, kernels, gradients, formulas, backwards, rounding and places.
 
 Each part prints its figures, and what it got wrong. The exit status is 1 if a figure is below what it should be.
 """
@@ -30,6 +30,9 @@ from attention_service.comparison.solve import solve
 from attention_service.library import attend, compare
 from tests.helpers.backward_mistakes import MISTAKES as BACKWARD_MISTAKES
 from tests.helpers.backward_mistakes import plant
+from tests.helpers.coarse_kernels import COARSE, exact, random_formula, random_kernel, random_place, size, wrong
+from tests.helpers.coarse_kernels import random_request as random_request_of_halves
+from tests.helpers.coarse_kernels import right as right_of_halves
 from tests.helpers.planted import (
     COMMON_PAIRS,
     EVERY,
@@ -50,6 +53,12 @@ from tests.peers.conformance.adapters import ADAPTERS
 MISTAKES: Final = 0.95
 PAIRS: Final = 0.80
 GRADIENTS: Final = 0.98
+PLACED: Final = 0.95
+LIBERAL: Final = Kernel(folds="scale and log2(e)", rounds_weights=True, cubic=True, fast_tanh=True)
+# Errors of a part of the rows that are so many times those of right kernels are no rounding; those of so few rows.
+TOLD: Final = 3.0
+TOLD_OF_FEW: Final = 10.0
+FEW: Final = 4
 # Options that other libraries have.
 OPTIONS_OF_OTHERS: Final = {"is_causal", "mask", "key_mask", "bias", "softcap", "sinks", "alibi_slopes", "window"}
 # Mistakes that can be planted: an output may resemble those of rounding, but never prove them.
@@ -319,6 +328,63 @@ def formulas(count: int, seed: int) -> bool:
     return share >= GRADIENTS and not counts["false proof"]
 
 
+def rounding(count: int, seed: int) -> bool:
+    """Round scores or sums to a half type: never correct without the mistake among the survivors, never wrong for it.
+
+    As many right kernels for the same requests are never accused.
+    """
+    counts, is_good = Counter[str](), True
+    for n in range(seed, seed + count):
+        random = np.random.default_rng(n)
+        request, kernel, how = random_request_of_halves(random), random_kernel(random), COARSE[n % len(COARSE)]
+        name = "precision.accumulate" if how == "sums" else "precision.scores"
+        sent = wrong(request, coarse=how, tile=kernel.tile, weights=kernel.rounds_weights)
+        report = compare(sent, **request)
+        status = report.verdict.status
+        is_bad = status in ("correct", "inconclusive") and name not in report.power.survivors
+        is_bad |= status == "wrong" and (report.errors["output"].max_abs or 0) <= 10 * report.baseline["output"].limit
+        right_status = compare(right_of_halves(request, kernel), **request, time_limit=1e-3).verdict.status
+        is_bad |= right_status in ("imprecise", "wrong")
+        counts[status] += 1
+        counts["survives"] += name in report.power.survivors
+        if is_bad:
+            is_good = False
+            shapes = request["query"].dtype.name, request["query"].shape, request["key"].shape[2]
+            print(f"  {n}: {how}, {shapes}: {status}; right: {right_status}: {report.verdict.message}", flush=True)
+    print(f"rounding: {dict(counts)}")
+    return is_good
+
+
+def places(count: int, seed: int) -> bool:
+    """Plant a wrong formula in a part of the rows: never correct or imprecise where it is more than rounding.
+
+    It is more if the errors there are TOLD times those of the worst of three right kernels, in the mean.
+    """
+    counts = Counter[str]()
+    for n in range(seed, seed + count):
+        random = np.random.default_rng(n)
+        request, kernel = random_request_of_halves(random), random_kernel(random)
+        where, formula = random_place(random, request["query"].shape[:3]), random_formula(random, request)
+        if where.all() or not where.any():
+            continue
+        truth, kernels = exact(request), [random_kernel(random), random_kernel(random), LIBERAL]
+        others = [right_of_halves(request, one) for one in kernels]
+        sent = wrong(request, tile=kernel.tile, weights=kernel.rounds_weights, formula=formula)
+        sent = np.where(where[..., None], sent, right_of_halves(request, kernel))
+        legal = max(size(one, truth, where) for one in others)
+        is_told = size(sent, truth, where) > (TOLD if where.sum() > FEW else TOLD_OF_FEW) * legal
+        report = compare(sent, **request, time_limit=1e-3)
+        status = report.verdict.status
+        counts[f"{status} {'told' if is_told else 'within rounding'}"] += 1
+        if is_told and status != "wrong":
+            shapes = request["query"].dtype.name, request["query"].shape, request["key"].shape[2]
+            ratio = size(sent, truth, where) / legal
+            print(f"  {n}: {formula}, {int(where.sum())} rows of {shapes}: {ratio:.2g}, {status}", flush=True)
+    print(f"places: {dict(counts)}")
+    told = {name: number for name, number in counts.items() if name.endswith(" told")}
+    return told.get("wrong told", 0) >= PLACED * sum(told.values()) and not {"correct told"} & told.keys()
+
+
 PARTS: Final = {
     "mistakes": (mistakes, 10_000),
     "pairs": (pairs, 900),
@@ -329,6 +395,8 @@ PARTS: Final = {
     "gradients": (gradients, 4_000),
     "formulas": (formulas, 3_000),
     "backwards": (backwards, 1_000),
+    "rounding": (rounding, 200),
+    "places": (places, 1_000),
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -50,13 +50,21 @@ def baselines(case: Case, sample: Sample, right: Arrays, dtype: np.dtype) -> dic
     return {name: limit(error, 0.0, right[name], stored_dtype(name, dtype)) for name, error in errors.items()}
 
 
-def legal_errors(case: Case, sample: Sample, right: Arrays, dtype: np.dtype) -> dict[str, float]:
-    """The largest error of legal rounding, of each array of a sample; at least the floor (see `floors`)."""
+def legal_errors(
+    case: Case, sample: Sample, right: Arrays, dtype: np.dtype, see: Callable[[Arrays], None] | None = None
+) -> dict[str, float]:
+    """The largest error of legal rounding, of each array of a sample; at least the floor (see `floors`).
+
+    see: gets what each of `rounded_cases` returns
+    """
     cases = rounded_cases(case, dtype)
     found = floors(case, cases[0], sample, right)
     for answer in case.each(lambda variant: arrays_of(solve(variant, sample), right), cases):
-        for name, array in answer.items():
-            apart = distance(rounded(array, stored_dtype(name, dtype)), right[name])
+        stored = {name: rounded(array, stored_dtype(name, dtype)) for name, array in answer.items()}
+        if see is not None:
+            see(stored)
+        for name, array in stored.items():
+            apart = distance(array, right[name])
             if np.isfinite(apart):
                 found[name] = max(found[name], apart)
     return found

@@ -90,10 +90,22 @@ class Comparison:
         return max((one.ratio for one in self.judged.values()), default=0.0)
 
     @property
+    def rank(self) -> tuple[bool, float]:
+        """Larger for a worse answer: a local error is wrong whatever its ratio."""
+        return self.place is not None, self.ratio
+
+    @property
+    def place(self) -> Judged | None:
+        """The first array with a local error, whatever its size; None if there is none."""
+        return next((one for one in self.judged.values() if one.place is not None), None)
+
+    @property
     def status(self) -> str:
         """correct, imprecise, wrong or inconclusive."""
         if self.question.actual is None or self.unknown:
             return "inconclusive"
+        if self.place is not None:
+            return "wrong"
         shows = any(name in FIELDS or is_gradient(name) for name in self.judged)
         return status_of(self.ratio, is_weak=self.power.is_weak or self.ended_early or not shows)
 
@@ -269,11 +281,12 @@ def _wrong_rows(actual: Actual, right: Mapping[str, np.ndarray], names: frozense
 def _where(truth: Truth) -> list[Place]:
     """The places of the first array that is wrong."""
     for name in _names_of_wrong(truth):
-        both = truth.actual.as_sent[name], truth.reference[name]
+        both, judged = (truth.actual.as_sent[name], truth.reference[name]), truth.judged[name]
         sent, right = (canonical(array, name, truth.plan) for array in both)
-        found = places(name, sent, right, CORRECT * truth.judged[name].limit, axes_of(name, truth.plan))
-        found[0].axes = list(axes_of(name, truth.plan, as_sent=True))
-        found[0].worst = worst(*both)
+        found = places(name, sent, right, judged.element_limits, axes_of(name, truth.plan))
+        for whole in found[:1]:  # none where errors are too large in the mean only
+            whole.axes = list(axes_of(name, truth.plan, as_sent=True))
+            whole.worst = worst(*both)
         return found
     return []
 

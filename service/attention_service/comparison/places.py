@@ -21,9 +21,12 @@ SHOWN: Final = 3
 TILES: Final = (256, 128, 64, 32, 16)
 
 
-def places(name: str, actual: np.ndarray, expected: np.ndarray, limit: float, axes: tuple[str, ...]) -> list[Place]:
+def places(
+    name: str, actual: np.ndarray, expected: np.ndarray, limit: float | np.ndarray, axes: tuple[str, ...]
+) -> list[Place]:
     """Where an array is wrong by more than a limit, one place for each axis that is wrong in parts only.
 
+    limit: one number, or some that broadcast to the array
     name: of the array; axes: the names of the axes of both arrays, like ("batch entry", "head", "row", "feature")
     """
     wrong = distances(actual, expected) > limit

@@ -14,6 +14,7 @@ from attention_service.comparison.case import Case
 from attention_service.comparison.errors import distance
 from attention_service.comparison.evidence import Evidence
 from attention_service.comparison.mutants import MUTANTS
+from attention_service.comparison.row_errors import RowErrors, legal_rows, mean_squares
 from attention_service.comparison.sample import Sample, blocks, everything
 from attention_service.comparison.samples import is_whole
 from attention_service.comparison.solve import solve
@@ -23,6 +24,9 @@ from attention_service.comparison.tolerances import Tolerance
 # called invisible.
 CONFIRMED_SCORES: Final = 2**23
 CONFIRMED_PRODUCTS: Final = 2**31
+# Coarse rounding shows if it is so many times as far off as needed: by its largest error, and in the mean.
+SURE: Final = 2.0
+SURE_MEAN: Final = 1.15
 
 
 @dataclass(frozen=True)
@@ -86,9 +90,11 @@ def power(
     known: what is right on all rows, None to compute it
     """
     case, right, limits = evidence.case, evidence.right, evidence.baselines
-    alive = [one for one in found if not ratio(one.arrays, right, limits) > CORRECT]
+    rounding = [one for one in found if one.rounds]
+    alive = [one for one in found if not (one.rounds or ratio(one.arrays, right, limits) > CORRECT)]
     if alive and not is_whole(case, evidence.sample) and _can_confirm(case):
         alive = _alive(case, alive, right, check, known)
+    alive += _unseen_roundings(evidence, rounding)
     shown = _shown_tiles(case, found, alive)
     survive = {one.names[0] for one in alive if one.case.tile is None or one.case.tile in case.tiles}
     survive |= {name for name, kept in shown.items() if kept != case.tiles}
@@ -100,6 +106,23 @@ def power(
     }
     names = tuple(dict.fromkeys(one.names[0] for one in killed))
     return Power(names, survivors, groups(killed, limits), missed, shown)
+
+
+def _unseen_roundings(evidence: Evidence, found: list[Candidate]) -> list[Candidate]:
+    """The candidates whose coarse rounding may not show: that of a kernel has other errors, larger or smaller ones.
+
+    In the mean of many rows they are alike; where only the largest error is judged, it must be far from legal.
+    """
+    right = evidence.right
+    legal = legal_rows(evidence.case, evidence.sample, right) if found else {}
+
+    def shows(one: Candidate) -> bool:
+        if not legal:
+            return ratio(one.arrays, right, evidence.baselines) > SURE * CORRECT
+        means = (RowErrors(mean_squares(one.arrays[name], right[name], 0.0), legal[name]).mean for name in legal)
+        return max(means) > SURE_MEAN
+
+    return [one for one in found if not shows(one)]
 
 
 def _can_confirm(case: Case) -> bool:

@@ -23,9 +23,10 @@ class Rounding:
     """The types that a kernel computes in and rounds to; None does not round.
 
     computes: of everything between; inputs: of query, key and value as given; operands: of these after norms and
-    rotation; scaled_query: of the query, into which the scale times `folded` is folded; scores, weights: of these,
-    before they are used; exponentials: of these, before they are summed up; sums: of the sums over keys, as they grow;
-    output: of what is returned; exp, tanh: how the exponentials and the softcap are computed
+    rotation; scaled_query: of the query, into which the scale times `folded` is folded; products: of query and key;
+    scores: what the softmax gets, times `unit`; weights: before they are used; exponentials: before they are summed up;
+    sums: of the sums over keys, after each `depth` of them; output: of what is returned; exp, tanh: how the
+    exponentials and the softcap are computed
     """
 
     computes: np.dtype = F64
@@ -33,10 +34,13 @@ class Rounding:
     operands: np.dtype | None = None
     scaled_query: np.dtype | None = None
     folded: float = 1.0
+    products: np.dtype | None = None
     scores: np.dtype | None = None
+    unit: float = 1.0
     weights: np.dtype | None = None
     exponentials: np.dtype | None = None
     sums: np.dtype | None = None
+    depth: int = ACCUMULATED
     output: np.dtype | None = None
     exp: Callable[[np.ndarray], np.ndarray] = np.exp
     tanh: Callable[[np.ndarray], np.ndarray] = np.tanh
@@ -164,8 +168,9 @@ def diluted(count: int | np.ndarray, _: Problem, answer: Answer) -> Answer:
 
 def scaled_scores(problem: Problem) -> np.ndarray:
     """The scores (b, h, r, k), scaled, capped and with everything added, before anything is hidden."""
-    scores, cap = problem.scores, problem.softcap
-    added, tanh = problem.added, problem.rounding.tanh
+    scores, cap, rounding = problem.scores, problem.softcap, problem.rounding
+    added, tanh = problem.added, rounding.tanh
+    scores = scores if rounding.products is None else rounded(scores, rounding.products)
     if problem.softcap_at == "unscaled":
         scores = capped(scores, cap, tanh)
     if added is not None and problem.scaled_bias:
@@ -177,7 +182,7 @@ def scaled_scores(problem: Problem) -> np.ndarray:
         scores = scores + added
     if problem.softcap_at == "added":
         scores = capped(scores, cap, tanh)
-    return scores if problem.rounding.scores is None else rounded(scores, problem.rounding.scores)
+    return scores if rounding.scores is None else rounded(scores * rounding.unit, rounding.scores) / rounding.unit
 
 
 def masked_scores(problem: Problem) -> np.ndarray:
@@ -209,8 +214,8 @@ def row_sum(numbers: np.ndarray, rounding: Rounding) -> np.ndarray:
     if rounding.sums is None:
         return numbers.sum(axis=-1, keepdims=True)
     total = np.zeros((*numbers.shape[:-1], 1), numbers.dtype)
-    for start in range(0, numbers.shape[-1], ACCUMULATED):
-        part = numbers[..., start : start + ACCUMULATED].sum(axis=-1, keepdims=True)
+    for start in range(0, numbers.shape[-1], rounding.depth):
+        part = numbers[..., start : start + rounding.depth].sum(axis=-1, keepdims=True)
         total = rounded(total + rounded(part, rounding.sums), rounding.sums)
     return total
 
@@ -224,8 +229,8 @@ def weighted(problem: Problem, weights: np.ndarray) -> np.ndarray:
         found = weights @ problem.value
     else:
         found = np.zeros((*weights.shape[:-1], problem.value.shape[-1]), weights.dtype)
-        for start in range(0, weights.shape[-1], ACCUMULATED):
-            keys = slice(start, start + ACCUMULATED)
+        for start in range(0, weights.shape[-1], rounding.depth):
+            keys = slice(start, start + rounding.depth)
             part = weights[..., keys] @ problem.value[:, :, keys]
             found = rounded(found + rounded(part, rounding.sums), rounding.sums)
     if problem.bad_values is not None:

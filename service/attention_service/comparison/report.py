@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from attention_service.comparison.actual import is_gradient
-from attention_service.comparison.baseline import CORRECT, FIELDS, IMPRECISE
+from attention_service.comparison.baseline import CORRECT, FIELDS
 from attention_service.comparison.compare import Comparison
 from attention_service.comparison.evidence import Hypothesis
 from attention_service.comparison.gradients.judge import weak_cotangents
@@ -105,7 +105,7 @@ def _verdict(comparison: Comparison) -> Verdict:
         return Verdict(
             status="inconclusive", ratio=None, message=words[0].upper() + words[1:] if comparison.ended_early else words
         )
-    shown = f"{min(ratio, sys.float_info.max):.2g} times what legal rounding explains"
+    shown = _times(max((one.largest for one in comparison.judged.values()), default=0.0))
     if status == "correct":
         unseen = ", ".join(_unseen_options(comparison))
         weak = f"; a kernel that ignores {unseen} would be as right for these inputs" if unseen else ""
@@ -115,7 +115,7 @@ def _verdict(comparison: Comparison) -> Verdict:
         message = f"Right for this request, with an error of {shown}; but {_power_in_words(comparison)}"
     else:
         non_finite = [name for name, one in comparison.judged.items() if one.errors.non_finite]
-        error = _of_non_finite(comparison, non_finite[0]) if non_finite else f"the largest error is {shown}"
+        error = _of_non_finite(comparison, non_finite[0]) if non_finite else _error_in_words(comparison)
         message = _in_words(comparison, error)
     if comparison.ended_early:
         message += f" The search for mistakes ended after {comparison.question.time_limit:g} s, the time_limit."
@@ -140,6 +140,24 @@ def _power_in_words(comparison: Comparison) -> str:
     return f"this request can show {len(found.killed)} of {len(found.killed) + len(found.survivors)} known mistakes."
 
 
+def _times(largest: float) -> str:
+    return f"{min(largest, sys.float_info.max):.2g} times what legal rounding explains"
+
+
+def _error_in_words(comparison: Comparison) -> str:
+    """How large the error of the worst array is: its largest one, or that of rows where it says more."""
+    worst = comparison.place or max(comparison.judged.values(), key=lambda one: one.ratio)
+    if worst.rows is None or (worst.place is None and worst.largest >= worst.ratio):
+        return f"the largest error is {_times(worst.largest)}"
+    most, mean = worst.rows.in_words
+    of_rows = f"up to {most:.2g} times as far off as legal rounding makes them"
+    return (
+        f"in one place, rows are {of_rows}"
+        if worst.place is not None
+        else f"rows are {of_rows}, {mean:.2g} times in the mean"
+    )
+
+
 def _of_non_finite(comparison: Comparison, name: str) -> str:
     """What is said of an array that is infinite or NaN where another number is right, or the reverse."""
     sent, right = (comparison.question.actual or {})[name], comparison.reference[name]
@@ -150,7 +168,7 @@ def _of_non_finite(comparison: Comparison, name: str) -> str:
 
 def _in_words(comparison: Comparison, error: str) -> str:
     """The verdict on an output that is imprecise or wrong. error: how large it is, in words"""
-    start = "Wrong" if comparison.ratio > IMPRECISE else "Imprecise"
+    start = comparison.status.capitalize()
     right = [NOUNS.get(name, name) for name, one in comparison.judged.items() if one.ratio <= CORRECT]
     wrong = [NOUNS.get(name, name) for name, one in comparison.judged.items() if one.ratio > CORRECT]
     start += f": {_are(right)} right; {_are(wrong)} {start.lower()}:" if right else ":"

@@ -14,12 +14,19 @@ from attention_service.attention.score_term import ScoreTerm
 from attention_service.attention.tile import Tile
 from attention_service.backends.base import Backend, Check, no_check
 from attention_service.comparison.actual import read_actual
-from attention_service.comparison.baseline import CORRECT, arrays_of, legal_errors, limit, stored_dtype
+from attention_service.comparison.baseline import (
+    CORRECT,
+    arrays_of,
+    legal_errors,
+    limit,
+    stored_dtype,
+)
 from attention_service.comparison.case import Case, make_case, unknown_options
 from attention_service.comparison.compare import Comparison
 from attention_service.comparison.errors import distances, measure
 from attention_service.comparison.judged import Judged
 from attention_service.comparison.power import no_power
+from attention_service.comparison.row_errors import RowErrors, evened, judges_rows, legal_squares, mean_squares
 from attention_service.comparison.sample import Sample, everything
 from attention_service.comparison.solve import solve
 from attention_service.comparison.truth import Question, pool_of
@@ -91,30 +98,43 @@ def _judged(case: Case, rows: np.ndarray, sent: Mapping[str, np.ndarray]) -> dic
     names = list(sent)
     errors = case.each(lambda name: measure(sent[name], right[name], stored_dtype(name, case.dtype)), names)
     limits = _limits(case, rows, sent, right)
-    return {name: Judged(one, one, limits[name]) for name, one in zip(names, errors, strict=True)}
+    return {name: Judged(one, one, *limits[name]) for name, one in zip(names, errors, strict=True)}
 
 
 def _limits(
     case: Case, rows: np.ndarray, sent: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray]
-) -> dict[str, float]:
-    """The baselines of arrays (b, h, r, …), each on the rows of the batch entry and head where its error is largest."""
+) -> dict[str, tuple[float, RowErrors | None]]:
+    """The baselines of arrays (b, h, r, …), each on the rows of the batch entry and head where its error is largest,
+    and the errors of these rows if they are judged."""
     alone = replace(case, pool=None)  # threads share the parts, so that none of them waits for another within its part
-    worst = {name: _worst(case, array, right[name]) for name, array in sent.items()}
-    parts = [(name, part) for name in sent for part in _parts(case, *worst[name], len(rows))]
+    worst = {name: Sample(*_worst(case, array, right[name]), np.arange(len(rows))) for name, array in sent.items()}
+    parts = [(name, part) for name in sent for part in _parts(case, worst[name].batches, worst[name].heads, len(rows))]
 
-    def legal_error(named: tuple[str, Sample]) -> float:
+    def legal_error(named: tuple[str, Sample]) -> tuple[float, np.ndarray | None]:
         name, part = named
-        here = {each: part.of(array) for each, array in right.items()}
-        return legal_errors(alone, Sample(part.batches, part.heads, rows[part.rows]), here, case.dtype)[name]
+        here, chosen = (
+            {each: part.of(array) for each, array in right.items()},
+            Sample(part.batches, part.heads, rows[part.rows]),
+        )
+        squares: list[np.ndarray] = []
+        see = None
+        if judges_rows(case, name):
+            see = lambda stored: squares.append(mean_squares(stored[name], here[name]))  # noqa: E731
+        most = legal_errors(alone, chosen, here, case.dtype, see)[name]
+        return most, legal_squares(alone, chosen, name, squares) if squares else None
 
-    most = dict.fromkeys(sent, 0.0)
-    for (name, _), error in zip(parts, case.each(legal_error, parts), strict=True):
+    most, legal = dict.fromkeys(sent, 0.0), {name: np.zeros(array.shape[:3]) for name, array in sent.items()}
+    for (name, part), (error, squares) in zip(parts, case.each(legal_error, parts), strict=True):
         most[name] = max(most[name], error)
-    every = np.arange(len(rows))
-    return {
-        name: limit(most[name], 0.0, Sample(*worst[name], every).of(right[name]), stored_dtype(name, case.dtype))
-        for name in sent
-    }
+        if squares is not None:
+            part.put(legal[name], squares)
+    found = {}
+    for name, sample in worst.items():
+        own, expected = sample.of(sent[name]), sample.of(right[name])
+        errors = RowErrors(mean_squares(own, expected, 0.0), evened(case, sample.of(legal[name])))
+        largest = limit(most[name], 0.0, expected, stored_dtype(name, case.dtype))
+        found[name] = largest, errors if judges_rows(case, name) else None
+    return found
 
 
 def _worst(case: Case, sent: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

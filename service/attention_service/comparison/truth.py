@@ -33,6 +33,8 @@ from attention_service.comparison.gradients.judge import (
 )
 from attention_service.comparison.judged import Judged
 from attention_service.comparison.legal import LIBERTIES
+from attention_service.comparison.local_errors import place_of
+from attention_service.comparison.row_errors import RowErrors, evened, judges_rows, mean_squares, put_rows
 from attention_service.comparison.sample import MAX_THREADS, Sample, blocks, everything
 from attention_service.comparison.solve import solve
 from attention_service.comparison.tolerances import Tolerance
@@ -138,13 +140,20 @@ def _judged_by_rounding(case: Case, actual: Actual, right: Mapping[str, np.ndarr
     variants = rounded_cases(case, case.dtype)
     results = [{name: np.empty(array.shape, kept[name]) for name, array in right.items()} for _ in variants]
     least = dict.fromkeys(right, 0.0)
+    rows = {name: RowErrors.empty(array.shape[:3]) for name, array in right.items() if judges_rows(case, name)}
 
     def rounded_block(block: Sample) -> dict[str, float]:
         check()
         here = {name: block.of(array) for name, array in right.items()}
+        squares: dict[str, list[np.ndarray]] = {name: [] for name in rows}
         for variant, arrays in zip(variants, results, strict=True):
             for name, array in arrays_of(solve(variant, block), right).items():
-                block.put(arrays[name], array)
+                stored = array.astype(kept[name])
+                block.put(arrays[name], stored)
+                if name in rows:
+                    squares[name].append(mean_squares(stored, here[name]))
+        for name, both in rows.items():
+            put_rows(case, block, name, both, squares[name], block.of(actual.canonical[name]), here[name])
         found = floors(case, variants[0], block, here)
         block.forget()
         return found
@@ -161,7 +170,10 @@ def _judged_by_rounding(case: Case, actual: Actual, right: Mapping[str, np.ndarr
         del rounded
         both = (worst, actual.canonical[name])
         baseline, errors = case.each(partial(measure, reference=array, dtype=stored), both)
-        judged[name] = Judged(errors, baseline, limit(baseline.max_abs or 0.0, least[name], array, stored))
+        most = limit(baseline.max_abs or 0.0, least[name], array, stored)
+        of_rows = replace(rows[name], legal=evened(case, rows[name].legal)) if name in rows else None
+        one = Judged(errors, baseline, most, of_rows)
+        judged[name] = replace(one, place=place_of(case, name, array, one))
     return judged
 
 

@@ -132,7 +132,8 @@ class Verdict(Reported):
     """`correct`: within legal rounding. `imprecise`: more than that. `wrong`: far from it. `inconclusive`: nothing was
     sent, the request could not show most mistakes, or it has an option that the comparison does not know."""
     ratio: float | None
-    """The largest error in baselines: up to 2 is correct, up to 10 imprecise. null: infinite, or nothing was judged."""
+    """The largest error in baselines, or twice that of rows in legal errors: up to 2 is correct, up to 10 imprecise,
+    unless it has a place, which is wrong. null: infinite, or nothing was judged."""
     message: str
     """The verdict in a sentence."""
 

@@ -110,14 +110,14 @@ class _Judged:
                 self.arrays[name].add(part, found)
         for name, passes in found.passes.items():
             self.passes[name] = self.passes.get(name, True) and passes
-        if self.worst is None or found.ratio > self.worst.ratio:
+        if self.worst is None or found.rank > self.worst.rank:
             self.worst, self.part = found, part
         self.worst = replace(self.worst, passes=dict(self.passes))
 
     @property
     def places(self) -> WrongPlaces:
         """Where the first array that is wrong is wrong."""
-        return next(one for one in self.arrays.values() if one.count)
+        return next(one for one in self.arrays.values() if one.elements)
 
 
 def _searched(

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from attention_service.comparison.actual import canonical
-from attention_service.comparison.baseline import CORRECT
 from attention_service.comparison.compare import Comparison
 from attention_service.comparison.errors import distances
 from attention_service.comparison.places import place_of, worst
@@ -46,7 +45,7 @@ class WrongPlaces:
         sent = canonical((found.question.actual or {})[name].astype(np.float64), name, plan)
         expected = canonical(found.reference[name], name, plan)
         unit = np.log(2) if name == "logsumexp" and found.question.base2 else 1.0
-        wrong = distances(sent * unit, expected) > CORRECT * found.judged[name].limit
+        wrong = distances(sent * unit, expected) > found.judged[name].element_limits
         self.count += int(np.count_nonzero(wrong))
         rows: np.ndarray = np.any(wrong.reshape(*wrong.shape[:3], -1), axis=-1)
         self.sequences[part[rows.any(axis=(1, 2))]] = True

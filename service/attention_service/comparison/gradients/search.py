@@ -389,8 +389,7 @@ def shown_by(fields: dict[str, Any], wanted: Collection[str], backend: Backend, 
     assert plan.gradients is not None
     names = tuple(gradient.name for gradient in plan.gradients.wanted)
     truth = gradient_truth(GradientQuestion(spec, plan, names), {}, backend, check)
-    alive = set()
-    seen = set()
+    seen, alive = set[str](), set[str]()
     for name in wanted:
         for variant in GRADIENT_MUTANTS[name].edit(truth.case):
             seen.add(name)

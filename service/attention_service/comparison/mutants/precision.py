@@ -1,4 +1,7 @@
-"""Rounding that is too coarse. An output may resemble it, but never prove it: the order of rounding cannot be known."""
+"""Rounding that is too coarse. An output may resemble it, but never prove it: the order of rounding cannot be known.
+
+So each has several cases, which round at other places and by other numbers.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,12 @@ import numpy as np
 from attention_service.comparison.case import Case
 from attention_service.comparison.errors import largest_number
 from attention_service.comparison.floors import tokens
-from attention_service.comparison.legal import legal_roundings
+from attention_service.comparison.legal import LOG2E, legal_roundings
 from attention_service.comparison.mutants.table import mutant
-from attention_service.comparison.problem import Answer, Problem, Rounding, attention
+from attention_service.comparison.problem import ACCUMULATED, Answer, Problem, Rounding, attention
 
+# Keys after which sums are rounded: those of a matrix instruction, and of a tile.
+DEPTHS: Final = (ACCUMULATED, 128)
 MOST: Final = largest_number(np.dtype(np.float16))
 
 
@@ -25,13 +30,17 @@ def _plain(case: Case) -> Rounding:
 @mutant("precision.scores", "Scores are rounded to the type of the operands before the softmax.")
 def precision_scores(case: Case) -> Iterator[Case]:
     if case.dtype.itemsize < 4:
-        yield case.changed(rounding=replace(_plain(case), scores=case.dtype))
+        plain = _plain(case)
+        yield case.changed(rounding=replace(plain, scores=case.dtype))
+        yield case.changed(rounding=replace(plain, scores=case.dtype, unit=LOG2E))
+        yield case.changed(rounding=replace(plain, products=case.dtype))
 
 
 @mutant("precision.accumulate", "Sums over keys are kept in the type of the operands.")
 def precision_accumulate(case: Case) -> Iterator[Case]:
     if case.dtype.itemsize < 4:
-        yield case.changed(rounding=replace(_plain(case), sums=case.dtype))
+        for depth in DEPTHS:
+            yield case.changed(rounding=replace(_plain(case), sums=case.dtype, depth=depth))
 
 
 @mutant("precision.overflow16", "Products of query and key beyond 65504 become infinite, as in float16.")

@@ -47,7 +47,7 @@ def viewed(case: GradientCase, view: View) -> Variant:
     made = OtherBias(array, term) if isinstance(term, Bias) else Mask(array)
     terms = tuple(made if one is term else one for one in case.plan.terms)
     other = replace(case, plan=replace(case.plan, terms=terms))
-    name = "bias" if term.cause is None else term.cause.field
+    name = type(term).field
     return Variant(partial(other.run, partial(Recomputed, case=other)), f"{name}: {view.detail}")
 
 

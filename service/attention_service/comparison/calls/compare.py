@@ -18,6 +18,7 @@ from attention_service.comparison.calls.explain import Explanation, explanations
 from attention_service.comparison.calls.judge import is_wrong, judge, largest_errors
 from attention_service.comparison.calls.parts import parts, question_of
 from attention_service.comparison.calls.places import WrongPlaces
+from attention_service.comparison.calls.readings import Search
 from attention_service.comparison.calls.question import CallQuestion
 from attention_service.comparison.candidates import Candidate
 from attention_service.comparison.case import make_case
@@ -138,6 +139,12 @@ def _searched(
     worst = replace(worst, passes=judged.passes, ended_early=worst.ended_early or ended_early)
     if found:
         worst = replace(worst, hypotheses=[_hypothesis(found, question, check), *worst.hypotheses], facts=())
+    else:
+        with suppress(TimeIsUp):
+            limits = {name: one.limit for name, one in worst.judged.items()}
+            search = Search(asked, judged.places.wrong_sequences, limits, backend, limited(check, end))
+            if isinstance(asked.call, Call) and (fact := search.fact()) is not None:
+                worst = replace(worst, facts=(fact,), hypotheses=[])
     return _with_power(CallComparison(asked, worst, judged.places.places()), backend, check, end)
 
 

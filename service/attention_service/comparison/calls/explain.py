@@ -56,6 +56,15 @@ def explanations(
                 break
 
 
+def agrees(asked: CallQuestion, suspect: Suspect, first: int, backend: Backend, check: Check) -> float | None:
+    """The largest error in baselines if what was returned is what a suspect computes, else None.
+
+    first: the sequence that is tried first
+    """
+    found = _Agreement.of(asked, suspect, first, backend, check)
+    return None if found is None else found.ratio
+
+
 def shown(asked: CallQuestion, backend: Backend, check: Check) -> Iterator[tuple[Mistake, bool, str]]:
     """Each mistake that could be made of a call: if its answer differs from the right one, and if not, why."""
     known = [one for one in MISTAKES.values() if one.applies(asked.call)]

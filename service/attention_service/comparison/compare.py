@@ -224,7 +224,7 @@ def learn(learned: Learned, truth: Truth, tolerances: tuple[Tolerance, ...], che
     case, actual, right = truth.case, truth.actual, truth.right
     compared = tuple(actual.canonical) or (OUTPUT,)
     wrong = frozenset(name for name in actual.canonical if truth.judged[name].ratio > CORRECT)
-    sample = choose_sample(case, _wrong_rows(actual, right, wrong) if wrong else None, most_scores(compared))
+    sample = choose_sample(case, wrong_rows(actual, right, wrong) if wrong else None, most_scores(compared))
     evidence = Evidence.of(case, sample, actual.canonical or None, compared, wrong)
     mutants = list(candidates(case, sample, evidence.right, check))
     limits = {name: truth.judged[name].limit for name in actual.canonical}
@@ -259,7 +259,7 @@ def _names_of_wrong(truth: Truth) -> list[str]:
     return [name for name in {**truth.right, **truth.judged} if truth.judged[name].ratio > CORRECT]
 
 
-def _wrong_rows(actual: Actual, right: Mapping[str, np.ndarray], names: frozenset[str]) -> np.ndarray:
+def wrong_rows(actual: Actual, right: Mapping[str, np.ndarray], names: frozenset[str]) -> np.ndarray:
     """The largest error of each row (b, h, q), of the first array that is wrong."""
     name = next(name for name in right if name in names)
     apart = distances(actual.canonical[name], right[name])

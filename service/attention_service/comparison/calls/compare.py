@@ -13,6 +13,7 @@ import numpy as np
 from attention_service.attention.result import Metadata
 from attention_service.backends.base import Backend, Check, no_check
 from attention_service.comparison.baseline import CORRECT
+from attention_service.comparison.calls.confirm import is_in_all, is_in_none
 from attention_service.comparison.calls.exact import exact_answer
 from attention_service.comparison.calls.explain import Explanation, explanations, shown
 from attention_service.comparison.calls.judge import is_wrong, judge, largest_errors
@@ -22,14 +23,14 @@ from attention_service.comparison.calls.readings import Search
 from attention_service.comparison.calls.question import CallQuestion
 from attention_service.comparison.candidates import Candidate
 from attention_service.comparison.case import make_case
-from attention_service.comparison.compare import Comparison, compare_question
+from attention_service.comparison.compare import Comparison, compare_question, facts_of
 from attention_service.comparison.evidence import Hypothesis
 from attention_service.comparison.time_limit import TimeIsUp, limited
-from attention_service.comparison.truth import Question
+from attention_service.comparison.truth import Question, reference_and_baseline
 from attention_service.engines.call import Call
 from attention_service.errors import InvalidRequest, Overflow
 from attention_service.pipeline.calls import keyless_rows, sizes_of
-from attention_service.schemas.compare import Place
+from attention_service.schemas.compare import Fact, Place
 
 
 @dataclass(frozen=True)
@@ -95,16 +96,19 @@ class _Judged:
     """What all parts together are.
 
     arrays: where each array is wrong; errors: the largest of each; part: the sequences of the worst comparison
+    parts: the sequences of each comparison, and True if it is wrong
     """
 
     arrays: dict[str, WrongPlaces]
     errors: dict[str, float] = field(default_factory=dict)
     worst: Comparison | None = None
     part: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    parts: list[tuple[np.ndarray, bool]] = field(default_factory=list)
     passes: dict[str, bool] = field(default_factory=dict)
 
     def add(self, part: np.ndarray, found: Comparison) -> None:
         """Add a part and its comparison."""
+        self.parts.append((part, is_wrong(found)))
         for name, error in largest_errors(found).items():
             self.errors[name] = max(self.errors.get(name, 0.0), error)
             if found.judged[name].ratio > CORRECT:
@@ -114,6 +118,11 @@ class _Judged:
         if self.worst is None or found.ratio > self.worst.ratio:
             self.worst, self.part = found, part
         self.worst = replace(self.worst, passes=dict(self.passes))
+
+    @property
+    def others(self) -> list[tuple[np.ndarray, bool]]:
+        """The parts beside the worst one."""
+        return [(part, is_wrong) for part, is_wrong in self.parts if part is not self.part]
 
     @property
     def places(self) -> WrongPlaces:
@@ -141,11 +150,38 @@ def _searched(
         worst = replace(worst, hypotheses=[_hypothesis(found, question, check), *worst.hypotheses], facts=())
     else:
         with suppress(TimeIsUp):
-            limits = {name: one.limit for name, one in worst.judged.items()}
-            search = Search(asked, judged.places.wrong_sequences, limits, backend, limited(check, end))
-            if isinstance(asked.call, Call) and (fact := search.fact()) is not None:
-                worst = replace(worst, facts=(fact,), hypotheses=[])
+            worst = _of_all(asked, judged, worst, backend, limited(check, end))
     return _with_power(CallComparison(asked, worst, judged.places.places()), backend, check, end)
+
+
+def _of_all(asked: CallQuestion, judged: _Judged, worst: Comparison, backend: Backend, check: Check) -> Comparison:
+    """The comparison of the worst part with what holds of the whole call. Errors: what `check` raises."""
+    proof = next((one for one in worst.hypotheses if one.is_proof), None)
+    others = [part for part, is_wrong_part in judged.others if is_wrong_part]
+    is_known = proof is not None and is_in_all(proof, others, asked, backend, check)
+    if proof is not None and is_known:
+        rights = [part for part, is_wrong_part in judged.others if not is_wrong_part]
+        if not is_in_none(proof, rights, asked, backend, check):
+            return worst
+    if proof is not None:
+        demoted = [replace(one, is_proof=False) for one in worst.hypotheses]
+        truth = reference_and_baseline(worst.question, backend, check)
+        worst = replace(worst, hypotheses=demoted, facts=facts_of(truth))
+    if isinstance(asked.call, Call):
+        limits = {name: one.limit for name, one in worst.judged.items()}
+        fact = Search(asked, judged.places.wrong_sequences, limits, backend, check).fact()
+        if fact is not None:
+            return replace(worst, facts=(fact,), hypotheses=[])
+    if proof is not None and is_known:
+        return replace(worst, facts=(_known_in_part(proof, judged.places),))
+    return worst
+
+
+def _known_in_part(one: Hypothesis, places: WrongPlaces) -> Fact:
+    """The fact that sequences that are wrong have a known mistake, which the others do not have."""
+    numbers = places.wrong_sequences[:16]
+    message = f"Every wrong sequence is that of a known mistake, which others do not have: {one.candidate.message}"
+    return Fact(name="known_in_part", array=places.array, message=message, numbers={"sequences": list(map(float, numbers))})
 
 
 def _power(asked: CallQuestion, backend: Backend, check: Check, end: float | None) -> CallComparison:

@@ -211,8 +211,7 @@ def _starts(one: Addresses, queries: np.ndarray | None) -> Iterator[tuple[str, A
 
 def _memory(one: Addresses) -> Iterator[tuple[str, Addresses]]:
     """Other steps between tokens and heads, and addresses that wrap."""
-    if one.is_paged:
-        yield "the axes of tokens and heads are exchanged", replace(one, strides=_exchanged)
+    yield "the axes of tokens and heads are exchanged", replace(one, strides=_exchanged)
     yield "a token is taken for the numbers of one head", replace(one, strides=_one_head)
     for bits in ADDRESS_BITS:
         yield f"addresses wrap at 2**{bits} numbers", replace(one, bits=bits)

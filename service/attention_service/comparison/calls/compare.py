@@ -25,6 +25,7 @@ from attention_service.comparison.candidates import Candidate
 from attention_service.comparison.case import make_case
 from attention_service.comparison.compare import Comparison, compare_question, facts_of
 from attention_service.comparison.evidence import Hypothesis
+from attention_service.comparison.facts import LISTED
 from attention_service.comparison.time_limit import TimeIsUp, limited
 from attention_service.comparison.truth import Question, reference_and_baseline
 from attention_service.engines.call import Call
@@ -125,6 +126,13 @@ class _Judged:
         return [(part, is_wrong) for part, is_wrong in self.parts if part is not self.part]
 
     @property
+    def wrong_sequences(self) -> list[int]:
+        """The sequences of which an array is wrong, the worst first."""
+        worst = self.places.worst_sequence
+        wrong = np.any([one.sequences for one in self.arrays.values()], axis=0)
+        return [worst, *(n for n in np.flatnonzero(wrong).tolist() if n != worst)]
+
+    @property
     def places(self) -> WrongPlaces:
         """Where the first array that is wrong is wrong."""
         return next(one for one in self.arrays.values() if one.count)
@@ -169,19 +177,19 @@ def _of_all(asked: CallQuestion, judged: _Judged, worst: Comparison, backend: Ba
         worst = replace(worst, hypotheses=demoted, facts=facts_of(truth))
     if isinstance(asked.call, Call):
         limits = {name: one.limit for name, one in worst.judged.items()}
-        fact = Search(asked, judged.places.wrong_sequences, limits, backend, check).fact()
+        fact = Search(asked, judged.wrong_sequences, limits, backend, check).fact()
         if fact is not None:
             return replace(worst, facts=(fact,), hypotheses=[])
     if proof is not None and is_known:
-        return replace(worst, facts=(_known_in_part(proof, judged.places),))
+        return replace(worst, facts=(_known_in_part(proof, judged),))
     return worst
 
 
-def _known_in_part(one: Hypothesis, places: WrongPlaces) -> Fact:
+def _known_in_part(one: Hypothesis, judged: _Judged) -> Fact:
     """The fact that sequences that are wrong have a known mistake, which the others do not have."""
-    numbers = places.wrong_sequences[:16]
     message = f"Every wrong sequence is that of a known mistake, which others do not have: {one.candidate.message}"
-    return Fact(name="known_in_part", array=places.array, message=message, numbers={"sequences": list(map(float, numbers))})
+    numbers = {"sequences": [float(n) for n in judged.wrong_sequences[:LISTED]]}
+    return Fact(name="known_in_part", array=judged.places.array, message=message, numbers=numbers)
 
 
 def _power(asked: CallQuestion, backend: Backend, check: Check, end: float | None) -> CallComparison:

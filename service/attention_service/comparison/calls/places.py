@@ -62,12 +62,6 @@ class WrongPlaces:
         """The sequence with the largest error."""
         return self.elements[0].index[0]
 
-    @property
-    def wrong_sequences(self) -> list[int]:
-        """All sequences that are wrong, the worst first."""
-        worst = self.worst_sequence
-        return [worst, *(n for n in np.flatnonzero(self.sequences).tolist() if n != worst)]
-
     def places(self) -> list[Place]:
         """The places, first in a sentence that names the worst."""
         if not self.count:

@@ -161,13 +161,16 @@ class Search:
         if not short:
             return None
         every = list(islice(readings(call), max(1, ALL // int(sizes[short[0]]))))
-        close = self._close(short[0], every)
+        first = self._close(short[0], every)
+        close = first
+        for n in short[1:ALONE]:
+            close = self._close(n, close)
         for reading in close[:TRIED]:
             if self._holds({n: reading for n in self.wrong}, len(every)):
                 return self._said([(self.wrong, reading)])
-        if not close or len(short) < 2 or len(self.wrong) > ALONE:
+        if not first or len(short) < max(2, len(self.wrong)) or len(self.wrong) > ALONE:
             return None
-        each = {n: found[0] for n in self.wrong if sizes[n] <= LONGEST and (found := self._close(n, every))}
+        each = {n: found[0] for n in self.wrong if (found := self._close(n, every))}
         if len(each) == len(self.wrong) and self._holds(each, len(every)):
             same: dict[str, tuple[list[int], Reading]] = {}
             for n, reading in each.items():

@@ -7,7 +7,9 @@ reader of calls that is under test.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,6 +21,8 @@ import numpy as np
 Array = np.ndarray
 TYPES: Final = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 LONG: Final = 10**9
+# Calls that are drawn until one can have a mistake.
+ATTEMPTS: Final = 40
 
 
 class Outside(Exception):
@@ -64,9 +68,9 @@ class Store:
     def read(self, n: int, length: int) -> Array:
         """(length, heads, features)"""
         places = np.array([self.place(n, t, length) for t in range(length)], np.int64).reshape(length, 2)
-        at = self.start + places @ np.array([self.page, self.slot])
+        at = places @ np.array([self.page, self.slot])
         at = at[:, None, None] + np.arange(self.heads)[:, None] * self.head + self.places
-        at = at % 2**self.bits if self.bits else at
+        at = self.start + (at % 2**self.bits if self.bits else at)
         if at.size and not 0 <= at.min() <= at.max() < self.memory.size:
             raise Outside
         return self.memory[at].astype(np.float64)
@@ -654,6 +658,13 @@ def swapped(lengths: list[int], random: np.random.Generator) -> list[int]:
     return found
 
 
+def all_room(kernel: Kernel, stores: list[Store], random: np.random.Generator) -> None:
+    """All tokens of the slots of a ragged batch."""
+    need(kernel.k.size == LONG)
+    ends = next(kernel.arguments[x] for x in ("cu_seqlens_k", "kv_indptr", "cu_seq_k") if x in kernel.arguments)
+    kernel.lengths = np.diff(ends).tolist()
+
+
 def full_pages(kernel: Kernel, stores: list[Store], random: np.random.Generator) -> None:
     need(is_paged(kernel))
     kernel.lengths = [-(-(f + n) // kernel.k.size) * kernel.k.size - f for f, n in zip(kernel.k.first, kernel.lengths)]
@@ -738,7 +749,7 @@ MISTAKES: Final[dict[str, tuple[Change, tuple[str, ...], bool]]] = {
     "batch.ignored": (batch_index, (), True),
     "start.of_queries": (start_of_queries, (), True),
     "start.padded": (start_of_padded, (), True),
-    "values.of_keys": (values_of_keys, (), False),
+    "values.of_keys": (values_of_keys, ("value.is_key",), False),
     "table.of_keys": (table_of_keys, (), False),
     "length.less": (length_by(lambda x, r: [n - 1 for n in x], keeps=True), (), False),
     "length.less_aligned": (length_by(lambda x, r: [n - 1 for n in x], keeps=False), (), False),
@@ -747,11 +758,12 @@ MISTAKES: Final[dict[str, tuple[Change, tuple[str, ...], bool]]] = {
     "length.swapped": (length_by(swapped, keeps=False), (), False),
     "length.first": (length_by(lambda x, r: x[:1] * len(x), keeps=False), ("ragged.lengths_of_first",), False),
     "length.longest": (length_by(lambda x, r: [max(x)] * len(x), keeps=False), (), False),
+    "length.room": (all_room, ("ragged.padded_length",), False),
     "length.full_pages": (full_pages, ("pages.last_full",), False),
     "length.one_page_more": (one_more, ("pages.one_more",), False),
     "queries.other": (other_queries, (), False),
     "queries.shifted": (query_shifted, (), False),
-    "output.elsewhere": (output_elsewhere, (), False),
+    "output.elsewhere": (output_elsewhere, ("heads.permuted", "heads.reversed"), False),
     "offset.zero": (offset_of(lambda x: [0] * len(x)), ("ragged.top_left",), False),
     "offset.previous": (offset_of(lambda x: x[-1:] + x[:-1]), ("ragged.previous_offset",), False),
     "sink.each": (sink_each, ("merge.sink_each",), False),
@@ -760,7 +772,8 @@ MISTAKES: Final[dict[str, tuple[Change, tuple[str, ...], bool]]] = {
 
 @dataclass
 class Planted:
-    """A call, its kernel without and with the mistake, and what the latter returns, in the type of the call."""
+    """A call, its kernel without and with the mistake, and what the latter returns: in the type of the call, and
+    expected exactly."""
 
     right: Kernel
     wrong: Kernel
@@ -768,6 +781,17 @@ class Planted:
     sums: Array
     expected: tuple[Array, Array]
     roles: str
+
+    @property
+    def call(self) -> tuple[Kernel, Array, Array]:
+        """The call, and what came back for it."""
+        return self.right, self.output, self.sums
+
+
+def copied(kernel: Kernel) -> Kernel:
+    one = copy.copy(kernel)
+    one.k, one.v = copy.copy(kernel.k), copy.copy(kernel.v)
+    return one
 
 
 def typed(found: tuple[Array, Array], dtype: np.dtype) -> tuple[Array, Array]:
@@ -782,21 +806,149 @@ def draw_call(seed: int, name: str = "") -> tuple[Kernel, Draw]:
 
 
 def plant(name: str, seed: int) -> Planted | None:
-    """A random call that a kernel with a mistake answered; None if the call cannot have it, or nothing changes."""
+    """A random call that a kernel with a mistake answered; None if no call of some can have it, or nothing changes."""
+    for attempt in range(ATTEMPTS):
+        if (found := _planted(name, seed * ATTEMPTS + attempt)) is not None:
+            return found
+    return None
+
+
+def _planted(name: str, seed: int) -> Planted | None:
     right, draw = draw_call(seed, name)
     change, _, of_roles = MISTAKES[name]
-    wrong = copy.copy(right)
-    wrong.k, wrong.v = copy.copy(right.k), copy.copy(right.v)
+    wrong = copied(right)
     roles = str(draw.random.choice(["kv", "k", "v"], p=[0.5, 0.25, 0.25])) if of_roles else "kv"
-    if draw.maybe(0.3) and len(right.queries) > 1 and wrong.to is None:
+    if draw.maybe(0.3) and len(right.queries) > 1:
         wrong.only = set(range(draw.number(1, len(right.queries) - 1), len(right.queries)))
     try:
         change(wrong, [getattr(wrong, role) for role in roles], draw.random)
-        if wrong.to is not None:
-            wrong.only = None
+        wrong.only = None if wrong.to is not None else wrong.only
         found, expected = answer(wrong, right), answer(right)
     except Outside:
         return None
-    if all(np.allclose(x, y, 1e-3, 1e-3, equal_nan=True) for x, y in zip(found, expected, strict=True)):
+    if alike(found, expected, 1e-3):
         return None
-    return Planted(right, wrong, *typed(found, draw.dtype), expected, roles)
+    return Planted(right, wrong, *typed(found, draw.dtype), found, roles)
+
+
+def right(seed: int) -> tuple[Kernel, Array, Array]:
+    """A random call, and what a right kernel returns for it."""
+    kernel, draw = draw_call(seed)
+    return kernel, *typed(answer(kernel), draw.dtype)
+
+
+def alike(one: tuple[Array, Array], other: tuple[Array, Array], tolerance: float) -> bool:
+    return all(np.allclose(x, y, tolerance, tolerance, equal_nan=True) for x, y in zip(one, other, strict=True))
+
+
+# What names of the product mean, where another planted mistake may say the same of a call.
+
+
+def each_offset(by: range) -> Callable[[Kernel], list[Kernel]]:
+    """Kernels whose offset is another one, by so much."""
+
+    def of(right: Kernel) -> list[Kernel]:
+        found = []
+        for step in by:
+            one = copied(right)
+            more = [0 if right.new is None else len(right.new[n][0]) for n in range(len(right.queries))]
+            sizes = zip(right.lengths, more, right.queries, strict=True)
+            one.moved = [length + new - len(q) + step for length, new, q in sizes]
+            found.append(one)
+        return found
+
+    return of
+
+
+def by_changes(*names: str) -> Callable[[Kernel], list[Kernel]]:
+    """Kernels with mistakes of this table, with every random choice that is likely."""
+
+    def of(right: Kernel) -> list[Kernel]:
+        found = []
+        for name, roles, seed in itertools.product(names, ("kv", "k", "v"), range(12)):
+            one = copied(right)
+            with contextlib.suppress(Outside):
+                MISTAKES[name][0](one, [getattr(one, role) for role in roles], np.random.default_rng(seed))
+                found.append(one)
+        return found
+
+    return of
+
+
+def rolled_heads(right: Kernel) -> list[Kernel]:
+    """Kernels whose heads are returned in another order: rolled, and reversed."""
+    found = []
+    for by in (1, -1, None):
+        one = copied(right)
+        order = np.arange(right.queries[0].shape[1])
+        order = order[::-1] if by is None else np.roll(order, by)
+        one.to = lambda rows, order=order: [(x[:, order], y[:, order]) for x, y in rows]
+        found.append(one)
+    return found
+
+
+MEANS: Final[dict[str, Callable[[Kernel], list[Kernel]]]] = {
+    "causal.strict": lambda right: each_offset(range(-1, 0))(right) + by_changes("length.less")(right),
+    "causal.other_offset": each_offset(range(-90, 91)),
+    "causal.absent": each_offset(range(400, 401)),
+    "keys.last_dropped": by_changes("length.less", "length.less_aligned"),
+    "keys.layout": by_changes("stride.axes"),
+    "values.layout": by_changes("stride.axes"),
+    "value.is_key": by_changes("values.of_keys"),
+    "ragged.lengths_of_first": by_changes("length.first"),
+    "ragged.top_left": by_changes("offset.zero"),
+    "ragged.previous_offset": by_changes("offset.previous"),
+    "ragged.padded_length": by_changes("length.room"),
+    "pages.batch_shifted": by_changes("row.other"),
+    "pages.order": by_changes("entry.ascending"),
+    "pages.size": by_changes("size.other"),
+    "pages.last_full": by_changes("length.full_pages"),
+    "pages.one_more": by_changes("length.one_page_more"),
+    "merge.sink_each": by_changes("sink.each"),
+    "heads.permuted": rolled_heads,
+    "heads.reversed": rolled_heads,
+}
+
+
+def says(name: str, planted: Planted) -> bool:
+    """True if a mistake with this name of the product, made by the formulas here, explains each sequence."""
+    found, right = planted.expected, answer(planted.right)
+    if name not in MEANS:
+        return False
+    left = np.ones(len(planted.right.queries), bool)
+    for one in MEANS[name](planted.right):
+        for n in np.flatnonzero(left).tolist():
+            one.only = {n} if one.to is None else None
+            with contextlib.suppress(Outside):
+                other = answer(one, planted.right)
+                rows = [own(planted.right, n, x) for x in (found, other, right)]
+                left[n] = not (alike(rows[0], rows[1], 1e-4) or alike(rows[0], rows[2], 1e-4))
+    return not left.any()
+
+
+def own(kernel: Kernel, n: int, found: tuple[Array, Array]) -> tuple[Array, Array]:
+    """The rows of a sequence."""
+    if kernel.form == "dense":
+        return found[0][n], found[1][n]
+    rows = slice(kernel.starts[n], kernel.starts[n] + len(kernel.queries[n]))
+    return found[0][rows], found[1][:, rows] if kernel.form == "ragged" else found[1][rows]
+
+
+def is_true(fact: Any, planted: Planted) -> bool:
+    """True if what a fact says of tokens is what the kernel read: each listed token of a place is one of these."""
+    numbers = fact.numbers
+    if "token" not in numbers:
+        return True
+    n, wrong = int(numbers["sequences"][0]), planted.wrong
+    kernel = wrong if wrong.only is None or n in wrong.only else planted.right
+    role = "v" if "other values" in fact.message.split(";")[0] else "k"
+    right, other = getattr(planted.right, role), getattr(kernel, role)
+    read = other.read(n, kernel.lengths[n])
+    pages, slots = (numbers[a] for a in (("page", "slot") if "page" in numbers else ("slot", "place")))
+    for page, slot in zip(pages, slots, strict=True):
+        at = right.start + int(page) * right.page + int(slot) * right.slot + right.places
+        at = at + np.arange(right.heads)[:, None] * right.head
+        content = right.memory[at].astype(np.float64)
+        if not (np.abs(read - content).max(axis=(1, 2)) == 0).any():
+            return False
+    return True

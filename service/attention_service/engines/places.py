@@ -55,6 +55,7 @@ def _by_address(array: np.ndarray, pages: np.ndarray, tokens: np.ndarray, places
     stop = 1 + sum((size - 1) * step for size, step in zip(array.shape, steps, strict=True))
     if min(steps) < 0 or (at.size and not 0 <= at.min() <= at.max() < stop):
         raise IndexError
-    memory = np.lib.stride_tricks.as_strided(array, (stop,), (array.itemsize,), writeable=False)
-    found: np.ndarray = memory[at]
+    bits = array.view(f"u{array.itemsize}")  # as_strided knows no float8
+    memory = np.lib.stride_tricks.as_strided(bits, (stop,), (array.itemsize,), writeable=False)
+    found: np.ndarray = memory[at].view(array.dtype)
     return found

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 
@@ -32,6 +33,10 @@ from attention_service.engines.call import Call
 from attention_service.errors import InvalidRequest, Overflow
 from attention_service.pipeline.calls import keyless_rows, sizes_of
 from attention_service.schemas.compare import Fact, Place
+
+
+# Groups of mistakes that say which tokens are read: of a call, where they were read says it better.
+OF_TOKENS: Final = frozenset({"cache", "keys", "kv", "query", "value", "values"})
 
 
 @dataclass(frozen=True)
@@ -145,9 +150,8 @@ def _searched(
     found: list[Explanation] = []
     ended_early = True
     with suppress(TimeIsUp):
-        sequence = judged.places.worst_sequence
         # What was found before the time is up stays.
-        found.extend(explanations(asked, judged.errors, sequence, backend, limited(check, end)))
+        found.extend(explanations(asked, judged.errors, judged.wrong_sequences, backend, limited(check, end)))
         ended_early = False
     if found and asked.is_brief:
         end = time.monotonic()
@@ -165,24 +169,20 @@ def _searched(
 def _of_all(asked: CallQuestion, judged: _Judged, worst: Comparison, backend: Backend, check: Check) -> Comparison:
     """The comparison of the worst part with what holds of the whole call. Errors: what `check` raises."""
     proof = next((one for one in worst.hypotheses if one.is_proof), None)
-    others = [part for part, is_wrong_part in judged.others if is_wrong_part]
-    is_known = proof is not None and is_in_all(proof, others, asked, backend, check)
-    if proof is not None and is_known:
-        rights = [part for part, is_wrong_part in judged.others if not is_wrong_part]
-        if not is_in_none(proof, rights, asked, backend, check):
-            return worst
-    if proof is not None:
-        demoted = [replace(one, is_proof=False) for one in worst.hypotheses]
-        truth = reference_and_baseline(worst.question, backend, check)
-        worst = replace(worst, hypotheses=demoted, facts=facts_of(truth))
+    wrong, right = ([part for part, is_bad in judged.others if is_bad == kind] for kind in (True, False))
+    is_known = proof is not None and is_in_all(proof, wrong, asked, backend, check)
+    holds = proof is not None and is_known and not is_in_none(proof, right, asked, backend, check)
+    if proof is not None and holds and proof.candidate.names[0].partition(".")[0] not in OF_TOKENS:
+        return worst
     if isinstance(asked.call, Call):
         limits = {name: one.limit for name, one in worst.judged.items()}
         fact = Search(asked, judged.wrong_sequences, limits, backend, check).fact()
         if fact is not None:
             return replace(worst, facts=(fact,), hypotheses=[])
-    if proof is not None and is_known:
-        return replace(worst, facts=(_known_in_part(proof, judged),))
-    return worst
+    if proof is None or holds:
+        return worst
+    facts = (_known_in_part(proof, judged),) if is_known else facts_of(reference_and_baseline(worst.question, backend, check))
+    return replace(worst, hypotheses=[replace(one, is_proof=False) for one in worst.hypotheses], facts=facts)
 
 
 def _known_in_part(one: Hypothesis, judged: _Judged) -> Fact:

@@ -265,7 +265,7 @@ class Search:
         if not len(at) or reading.addresses[which].strides is not None or reading.addresses[which].bits:
             return "", {}
         first = int(at[0])
-        names = ("page", "slot") if reading.addresses[which].is_paged else ("slot", "token")
+        names = ("page", "slot") if reading.addresses[which].is_paged else ("slot", "place")
         read, wanted = ([int(places[n][first]) for n in (0, 1)] for places in (other, right))
         texts = (" ".join(map(str, (names[0], one[0], names[1], one[1]))) for one in (read, wanted))
         example = f". Token {first} of sequence {sequence} is read at {', where '.join(texts)} is right"

@@ -18,6 +18,7 @@ from attention_service.comparison.calls.confirm import is_in_all, is_in_none
 from attention_service.comparison.calls.exact import exact_answer
 from attention_service.comparison.calls.explain import Explanation, explanations, shown
 from attention_service.comparison.calls.judge import is_wrong, judge, largest_errors
+from attention_service.comparison.calls.merge_facts import merge_fact
 from attention_service.comparison.calls.parts import parts, question_of
 from attention_service.comparison.calls.places import WrongPlaces
 from attention_service.comparison.calls.readings import Search
@@ -151,7 +152,8 @@ def _searched(
     ended_early = True
     with suppress(TimeIsUp):
         # What was found before the time is up stays.
-        found.extend(explanations(asked, judged.errors, judged.wrong_sequences, backend, limited(check, end)))
+        errors = {name: judged.errors[name] for name, one in judged.arrays.items() if one.count}
+        found.extend(explanations(asked, errors, judged.wrong_sequences, backend, limited(check, end)))
         ended_early = False
     if found and asked.is_brief:
         end = time.monotonic()
@@ -172,13 +174,16 @@ def _of_all(asked: CallQuestion, judged: _Judged, worst: Comparison, backend: Ba
     wrong, right = ([part for part, is_bad in judged.others if is_bad == kind] for kind in (True, False))
     is_known = proof is not None and is_in_all(proof, wrong, asked, backend, check)
     holds = proof is not None and is_known and not is_in_none(proof, right, asked, backend, check)
-    if proof is not None and holds and proof.candidate.names[0].partition(".")[0] not in OF_TOKENS:
+    is_of_tokens = proof is not None and proof.candidate.names[0].partition(".")[0] in OF_TOKENS
+    if holds and isinstance(asked.call, Call) and not is_of_tokens:
         return worst
+    limits = {name: one.limit for name, one in worst.judged.items()}
     if isinstance(asked.call, Call):
-        limits = {name: one.limit for name, one in worst.judged.items()}
         fact = Search(asked, judged.wrong_sequences, limits, backend, check).fact()
-        if fact is not None:
-            return replace(worst, facts=(fact,), hypotheses=[])
+    else:
+        fact = merge_fact(asked, judged.wrong_sequences, limits, backend, check)
+    if fact is not None:
+        return replace(worst, facts=(fact,), hypotheses=[])
     if proof is None or holds:
         return worst
     facts = (_known_in_part(proof, judged),) if is_known else facts_of(reference_and_baseline(worst.question, backend, check))

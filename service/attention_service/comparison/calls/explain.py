@@ -54,6 +54,9 @@ def explanations(
             if suspect.unknown is not None and (suspect.unknown[worst] or (suspect.unknown & is_right).any()):
                 continue
             found = _Agreement.of(asked, suspect, worst, backend, check)
+            if found is None and suspect.of_output and wrong == ["output"]:
+                outputs = replace(asked, actual={name: (asked.actual or {})[name] for name in wrong})
+                found = _Agreement.of(outputs, suspect, worst, backend, check)
             left = 1.0 if found is None else min(found.errors.get(name, 0.0) / errors[name] for name in wrong)
             if found is not None and left * PROOF < 1:
                 yield Explanation(mistake, suspect.detail, 1 - left**2, found.ratio, found.has_numbers)

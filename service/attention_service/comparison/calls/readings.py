@@ -19,7 +19,7 @@ from attention_service.comparison.calls.moves import Suspect, numbers_of, stored
 from attention_service.comparison.calls.question import CallQuestion
 from attention_service.comparison.errors import distance, distances
 from attention_service.comparison.evidence import PROOF
-from attention_service.comparison.wrong import BITS, MOST_BITS
+from attention_service.comparison.wrong import MOST_BITS
 from attention_service.engines.call import Call, Form
 from attention_service.engines.tokens import Rows, Tokens
 from attention_service.errors import InvalidRequest
@@ -32,6 +32,8 @@ ALL: Final = 2**26
 # Readings that are tried on all sequences, and sequences that are looked at one by one if none holds.
 TRIED: Final = 4
 ALONE: Final = 16
+# What was returned must fit so many bits better than the right tokens do, beside those that choosing a reading takes.
+BITS: Final = 10.0
 # Tokens that are listed.
 LISTED: Final = 4
 
@@ -179,8 +181,9 @@ class Search:
         return None
 
     def _close(self, sequence: int, every: list[Reading]) -> list[Reading]:
-        """The readings by which what was returned for a sequence is right, but for rounding."""
-        call, found = self.asked.addressed, []
+        """The readings by which what was returned for a sequence may be right, the closest first."""
+        call = self.asked.addressed
+        found: list[tuple[float, Reading]] = []
         sent = self._sent(sequence)
         right = self._errors(sequence, sent, [Reading("", "")])[0]
         wrong = [name for name, error in right.items() if error > CORRECT * self.limits[name]]
@@ -189,9 +192,10 @@ class Search:
             self.check()
             some = every[start : start + step]
             for reading, errors in zip(some, self._errors(sequence, sent, some), strict=True):
-                if wrong and all(errors.get(name, np.inf) * PROOF < right[name] for name in wrong[:1]):
-                    found.append(reading)
-        return found
+                if errors and (not wrong or errors[wrong[0]] * PROOF < right[wrong[0]]):
+                    ratio = max(error / self.limits[name] for name, error in errors.items())
+                    found.append((max(ratio, CORRECT), reading))  # those that rounding explains are as close
+        return [reading for _, reading in sorted(found, key=lambda one: one[0])]
 
     def _sent(self, sequence: int) -> dict[str, np.ndarray]:
         rows = self.asked.addressed.query.rows

@@ -192,9 +192,7 @@ def says(name: str, planted: Planted) -> bool:
     )
     formulas = [formula for formula, names in MISTAKES.values() if name in names]
     found = [formula(v.astype(np.float64), s.astype(np.float64)) for formula in formulas]
-    return any(
-        all(np.allclose(x, y, 1e-4, 1e-4) for x, y in zip(one, planted.expected, strict=True)) for one in found
-    )
+    return any(all(np.allclose(x, y, 1e-4, 1e-4) for x, y in zip(one, planted.expected, strict=True)) for one in found)
 
 
 def is_true(fact: Any, planted: Planted) -> bool:

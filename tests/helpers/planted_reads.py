@@ -201,7 +201,9 @@ class Draw:
         return np.array([0, *np.cumsum(lengths)], np.int32)
 
 
-def paged(cache: Array, base: Array, axes: tuple[int, int, int, int], table: Array | list[int], rows: list[int]) -> Store:
+def paged(
+    cache: Array, base: Array, axes: tuple[int, int, int, int], table: Array | list[int], rows: list[int]
+) -> Store:
     """The store of a cache, a view of the memory of `base`. axes: of pages, slots, heads and features"""
     memory = base.reshape(-1)
     size = base.itemsize
@@ -210,7 +212,9 @@ def paged(cache: Array, base: Array, axes: tuple[int, int, int, int], table: Arr
     places = np.arange(cache.shape[axes[3]]) * feature
     entries = np.asarray(table).reshape(-1).tolist()
     heads, length = cache.shape[axes[2]], cache.shape[axes[1]]
-    return Store(memory, start, page, slot, head, places, heads, length, cache.shape[axes[0]], entries, rows, [0] * len(rows))
+    return Store(
+        memory, start, page, slot, head, places, heads, length, cache.shape[axes[0]], entries, rows, [0] * len(rows)
+    )
 
 
 def of_rows(draw: Draw, columns: int) -> list[int]:
@@ -302,7 +306,9 @@ def flash_varlen(draw: Draw) -> Kernel:
         table = draw.table()
         arguments |= {"k": k, "v": v, "block_table" if version == 2 else "page_table": table}
         arguments |= (
-            {"cu_seqlens_k": draw.ends(draw.lengths)} if version == 2 else {"seqused_k": np.array(draw.lengths, np.int32)}
+            {"cu_seqlens_k": draw.ends(draw.lengths)}
+            if version == 2
+            else {"seqused_k": np.array(draw.lengths, np.int32)}
         )
         stores = [paged(x, x, NHD, table, of_rows(draw, table.shape[1])) for x in (k, v)]
     else:
@@ -335,7 +341,11 @@ def infer_lists(draw: Draw, arguments: dict[str, Any], stores: list[Store], pref
     indices = [page for row in draw.tables for page in row] + [draw.number(0, draw.pages - 1) for _ in range(6)]
     ends = draw.ends(list(map(len, draw.tables)))
     last = np.array([(n - 1) % draw.page + 1 for n in draw.lengths], np.int32)
-    arguments |= {f"{prefix}indptr": ends, f"{prefix}indices": np.array(indices, np.int32), f"{prefix}last_page_len": last}
+    arguments |= {
+        f"{prefix}indptr": ends,
+        f"{prefix}indices": np.array(indices, np.int32),
+        f"{prefix}last_page_len": last,
+    }
     for one in stores:
         one.entries, one.rows = indices, ends[:-1].tolist()
 
@@ -672,7 +682,9 @@ def full_pages(kernel: Kernel, stores: list[Store], random: np.random.Generator)
 
 def one_more(kernel: Kernel, stores: list[Store], random: np.random.Generator) -> None:
     need(is_paged(kernel))
-    kernel.lengths = [n + kernel.k.size * ((f + n) % kernel.k.size == 0) for f, n in zip(kernel.k.first, kernel.lengths)]
+    kernel.lengths = [
+        n + kernel.k.size * ((f + n) % kernel.k.size == 0) for f, n in zip(kernel.k.first, kernel.lengths)
+    ]
 
 
 def other_queries(kernel: Kernel, stores: list[Store], random: np.random.Generator) -> None:

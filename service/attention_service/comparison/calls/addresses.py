@@ -145,7 +145,10 @@ def _tables(one: Addresses) -> Iterator[tuple[str, Addresses]]:
     """No table, or its entries in another order."""
     yield "the table is not read: page i is read for entry i", replace(one, pages=lambda _, n, at: at)
     own = one.start // one.columns if one.columns else np.arange(one.count)
-    yield "the table is not read: pages are counted over all rows", replace(one, pages=lambda it, n, at: it.start[n] + at)
+    yield (
+        "the table is not read: pages are counted over all rows",
+        replace(one, pages=lambda it, n, at: it.start[n] + at),
+    )
     yield "sequence n reads page n", replace(one, pages=lambda it, n, at: own[n] + np.zeros_like(at))
     yield "pages follow the first one", replace(one, pages=lambda it, n, at: entries_of(it, n, at * 0) + at - at.min())
     yield "the first page is read for all", replace(one, pages=lambda it, n, at: entries_of(it, n, at * 0))

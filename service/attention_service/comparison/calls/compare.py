@@ -165,6 +165,7 @@ def _searched(
     else:
         with suppress(TimeIsUp):
             worst = _of_all(asked, judged, worst, backend, limited(check, end))
+    worst = replace(worst, hypotheses=_each_once(worst.hypotheses))
     return _with_power(CallComparison(asked, worst, judged.places.places()), backend, check, end)
 
 
@@ -186,8 +187,20 @@ def _of_all(asked: CallQuestion, judged: _Judged, worst: Comparison, backend: Ba
         return replace(worst, facts=(fact,), hypotheses=[])
     if proof is None or holds:
         return worst
-    facts = (_known_in_part(proof, judged),) if is_known else facts_of(reference_and_baseline(worst.question, backend, check))
+    facts = (
+        (_known_in_part(proof, judged),)
+        if is_known
+        else facts_of(reference_and_baseline(worst.question, backend, check))
+    )
     return replace(worst, hypotheses=[replace(one, is_proof=False) for one in worst.hypotheses], facts=facts)
+
+
+def _each_once(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
+    """The hypotheses without those whose mistake stands before, in another form or found in another way."""
+    first: dict[tuple[str, ...], Hypothesis] = {}
+    for one in hypotheses:
+        first.setdefault(one.candidate.names, one)
+    return list(first.values())
 
 
 def _known_in_part(one: Hypothesis, judged: _Judged) -> Fact:
@@ -223,7 +236,9 @@ def _with_power(found: CallComparison, backend: Backend, check: Check, end: floa
                 unseen.append(f"{why}: {mistake.name} cannot be seen")
         ended_early = False
     power = worst.power
-    power = replace(power, killed=(*power.killed, *killed), survivors=(*power.survivors, *survivors))
+    killed = [*dict.fromkeys([*(name for name in power.killed if name not in survivors), *killed])]
+    survivors = [*dict.fromkeys([*(name for name in power.survivors if name not in killed), *survivors])]
+    power = replace(power, killed=tuple(killed), survivors=tuple(survivors))
     worst = replace(worst, power=power, ended_early=worst.ended_early or ended_early)
     return replace(found, worst=worst, unseen=tuple(unseen))
 

@@ -75,7 +75,10 @@ def _rules(call: Merge) -> Iterator[tuple[str, Merge]]:
         for step in (1, -1):
             yield f"{what} i has the logsumexp of {what} i{step:+d}", by(np.roll(sums, -step, axis=axis))
     with np.errstate(divide="ignore", invalid="ignore"):
-        yield "logsumexps are the weights themselves", by(np.log(np.abs(sums)) / np.log(2 if call.base == "2" else np.e))
+        yield (
+            "logsumexps are the weights themselves",
+            by(np.log(np.abs(sums)) / np.log(2 if call.base == "2" else np.e)),
+        )
     yield "logsumexps have the other sign", by(-sums)
 
 

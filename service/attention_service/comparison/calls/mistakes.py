@@ -353,7 +353,9 @@ def _empty_weighs(call: Merge) -> Iterator[Suspect]:
             parts = []
             for output, sums in call.parts:
                 empty = np.isinf(sums)
-                parts.append(State(output if keeps else np.where(empty[..., None], 0, output), np.where(empty, 0, sums)))
+                parts.append(
+                    State(output if keeps else np.where(empty[..., None], 0, output), np.where(empty, 0, sums))
+                )
             yield Suspect(call._replace(parts=parts), of_output=True)
 
 

@@ -202,11 +202,11 @@ class Search:
         assert rows is not None
         return {name: array[rows.of(sequence)].astype(np.float64) for name, array in (self.asked.actual or {}).items()}
 
-    def _errors(
-        self, sequence: int, sent: Mapping[str, np.ndarray], some: list[Reading]
-    ) -> list[Mapping[str, float]]:
+    def _errors(self, sequence: int, sent: Mapping[str, np.ndarray], some: list[Reading]) -> list[Mapping[str, float]]:
         """The largest error of each array for each reading of a sequence; none for those outside of memory."""
-        inside = [(at, tokens) for at, one in enumerate(some) if (tokens := tokens_of(self.asked.addressed, sequence, one))]
+        inside = [
+            (at, tokens) for at, one in enumerate(some) if (tokens := tokens_of(self.asked.addressed, sequence, one))
+        ]
         found: list[Mapping[str, float]] = [{} for _ in some]
         if inside:
             call = _together(self.asked.addressed, sequence, [tokens for _, tokens in inside])

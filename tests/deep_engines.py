@@ -5,10 +5,11 @@
 A NAME is a function, whose answers are compared with those of loops over tokens, or a mistake of addressing, which
 another loop makes. `reads MISTAKE` and `merges MISTAKE` are mistakes of kernels that share no line with what is tested
 (`tests.helpers.planted_reads`, `planted_merges`): named first, or explained by a fact that is true of what they read;
-`reads right` and `merges right` are right kernels, none of which may be accused. Each function prints how many calls were right, and their largest error; each mistake how often it
-was named first, and how often another one was proved; `recording`, of 500 calls, one of them wrong, how many were
-judged in a second. The exit status is 1 if a call was wrong, if fewer than 98 % of the mistakes that can be told were
-named first, or if a proof was false. Seeds are printed, for `tests.test_engines_random.check` and
+`reads right` and `merges right` are right kernels, none of which may be accused. `reads` and `merges` are all of these.
+Each function prints how many calls were right, and their largest error; each mistake how often it was named first, and
+how often another one was proved; `recording`, of 500 calls, one of them wrong, how many were judged in a second. The
+exit status is 1 if a call was wrong, if fewer than 98 % of the mistakes that can be told were named first, or if a
+proof was false. Seeds are printed, for `tests.test_engines_random.check` and
 `tests.helpers.planted_calls.plant`.
 """
 
@@ -23,8 +24,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from tests.helpers.engine_draws import DRAWS
 from tests.helpers import planted_merges, planted_reads
+from tests.helpers.engine_draws import DRAWS
 from tests.helpers.planted_calls import MAKERS, plant
 from tests.helpers.recorded_engine import record_decoding
 from tests.test_compare_calls import judged

@@ -1,4 +1,4 @@
-"""Random merges of parts of the keys, by kernels with mistakes: formulas of NumPy that read the arguments themselves."""
+"""Random merges of parts of the keys by kernels with mistakes: formulas of NumPy that read the arguments."""
 
 from __future__ import annotations
 

@@ -73,7 +73,8 @@ class Store:
         at = self.start + (at % 2**self.bits if self.bits else at)
         if at.size and not 0 <= at.min() <= at.max() < self.memory.size:
             raise Outside
-        return self.memory[at].astype(np.float64)
+        found: Array = self.memory[at].astype(np.float64)
+        return found
 
 
 @dataclass
@@ -274,9 +275,19 @@ def flash_kvcache(draw: Draw) -> Kernel:
     found = options(draw, arguments, "softcap", "", "")
     starts = [0] * draw.b
     return Kernel(
-        "flash_attn.flash_attn_with_kvcache", arguments, version, list(queries), starts, *stores, lengths, "dense",
-        math.e, new=new, **found,
-    )  # fmt: skip
+        "flash_attn.flash_attn_with_kvcache",
+        arguments,
+        version,
+        list(queries),
+        starts,
+        stores[0],
+        stores[1],
+        lengths,
+        "dense",
+        math.e,
+        new=new,
+        **found,
+    )
 
 
 def beside(draw: Draw, most: int = 9) -> tuple[Array, Array, list[Array]]:
@@ -284,7 +295,7 @@ def beside(draw: Draw, most: int = 9) -> tuple[Array, Array, list[Array]]:
     counts = [draw.number(1, most) for _ in range(draw.b)]
     ends = draw.ends(counts)
     q = draw.normal(int(ends[-1]), draw.h, draw.d)
-    return q, ends, [q[start:stop] for start, stop in zip(ends[:-1], ends[1:], strict=True)]
+    return q, ends, [q[start:stop] for start, stop in itertools.pairwise(ends)]
 
 
 def ragged(draw: Draw, used: list[int], room: list[int]) -> tuple[Array, Array, Array, list[Store]]:
@@ -318,9 +329,18 @@ def flash_varlen(draw: Draw) -> Kernel:
             arguments["seqused_k"] = np.array(draw.lengths, np.int32)
     found = options(draw, arguments, "softcap", "", "learnable_sink" if version == 4 else "")
     return Kernel(
-        "flash_attn.flash_attn_varlen_func", arguments, version, queries, ends[:-1].tolist(), *stores,
-        list(draw.lengths), "ragged", math.e, **found,
-    )  # fmt: skip
+        "flash_attn.flash_attn_varlen_func",
+        arguments,
+        version,
+        queries,
+        ends[:-1].tolist(),
+        stores[0],
+        stores[1],
+        list(draw.lengths),
+        "ragged",
+        math.e,
+        **found,
+    )
 
 
 def infer_cache(draw: Draw, arguments: dict[str, Any], name: str, default: str) -> list[Store]:
@@ -357,9 +377,18 @@ def infer_decode(draw: Draw) -> Kernel:
     found = options(draw, arguments, "logits_soft_cap", "window_left", "sinks")
     queries = [arguments["q"][n : n + 1] for n in range(draw.b)]
     return Kernel(
-        "flashinfer.BatchDecodeWithPagedKVCacheWrapper.run", arguments, None, queries, list(range(draw.b)), *stores,
-        list(draw.lengths), "tokens", 2.0, **found,
-    )  # fmt: skip
+        "flashinfer.BatchDecodeWithPagedKVCacheWrapper.run",
+        arguments,
+        None,
+        queries,
+        list(range(draw.b)),
+        stores[0],
+        stores[1],
+        list(draw.lengths),
+        "tokens",
+        2.0,
+        **found,
+    )
 
 
 def infer_prefill(draw: Draw) -> Kernel:
@@ -375,9 +404,19 @@ def infer_prefill(draw: Draw) -> Kernel:
         arguments["k"], arguments["v"], arguments["kv_indptr"], stores = ragged(draw, draw.lengths, draw.lengths)
     found = options(draw, arguments, "logits_soft_cap", "window_left", "sinks" if kind == "Paged" else "")
     return Kernel(
-        f"flashinfer.BatchPrefillWith{kind}KVCacheWrapper.run", arguments, None, queries, ends[:-1].tolist(), *stores,
-        list(draw.lengths), "tokens", 2.0, causal=causal, **found,
-    )  # fmt: skip
+        f"flashinfer.BatchPrefillWith{kind}KVCacheWrapper.run",
+        arguments,
+        None,
+        queries,
+        ends[:-1].tolist(),
+        stores[0],
+        stores[1],
+        list(draw.lengths),
+        "tokens",
+        2.0,
+        causal=causal,
+        **found,
+    )
 
 
 def torch_varlen(draw: Draw) -> Kernel:
@@ -392,7 +431,16 @@ def torch_varlen(draw: Draw) -> Kernel:
     else:
         arguments["key"], arguments["value"], arguments["cu_seq_k"], stores = ragged(draw, draw.lengths, draw.lengths)
     return Kernel(
-        "torch.varlen_attn", arguments, None, queries, ends[:-1].tolist(), *stores, list(draw.lengths), "ragged", math.e
+        "torch.varlen_attn",
+        arguments,
+        None,
+        queries,
+        ends[:-1].tolist(),
+        stores[0],
+        stores[1],
+        list(draw.lengths),
+        "ragged",
+        math.e,
     )
 
 
@@ -426,9 +474,18 @@ def vllm(draw: Draw) -> Kernel:
         found["left"] = draw.number(1, 12)
         arguments["sliding_window"] = found["left"] + 1
     return Kernel(
-        "vllm.attention", arguments, None, queries, ends[:-1].tolist(), *stores, list(draw.lengths), "ragged", math.e,
+        "vllm.attention",
+        arguments,
+        None,
+        queries,
+        ends[:-1].tolist(),
+        stores[0],
+        stores[1],
+        list(draw.lengths),
+        "ragged",
+        math.e,
         **found,
-    )  # fmt: skip
+    )
 
 
 def trtllm(draw: Draw) -> Kernel:
@@ -455,9 +512,18 @@ def trtllm(draw: Draw) -> Kernel:
     found = options(draw, arguments, "", "window_left", "sinks")
     name = "decode" if is_decode else "context"
     return Kernel(
-        f"flashinfer.trtllm_batch_{name}_with_kv_cache", arguments, None, queries, ends[:-1].tolist(), *stores,
-        list(draw.lengths), "tokens", 2.0, **found,
-    )  # fmt: skip
+        f"flashinfer.trtllm_batch_{name}_with_kv_cache",
+        arguments,
+        None,
+        queries,
+        ends[:-1].tolist(),
+        stores[0],
+        stores[1],
+        list(draw.lengths),
+        "tokens",
+        2.0,
+        **found,
+    )
 
 
 def mla(draw: Draw) -> Kernel:
@@ -472,9 +538,18 @@ def mla(draw: Draw) -> Kernel:
     k, v = cache[:, :, None], cache[:, :, None, :e]
     stores = [paged(x, cache, NHD, table, of_rows(draw, table.shape[1])) for x in (k, v)]
     return Kernel(
-        "flashinfer.BatchMLAPagedAttentionWrapper.run", arguments, None, queries, ends[:-1].tolist(), *stores,
-        list(draw.lengths), "tokens", 2.0, scale=0.3,
-    )  # fmt: skip
+        "flashinfer.BatchMLAPagedAttentionWrapper.run",
+        arguments,
+        None,
+        queries,
+        ends[:-1].tolist(),
+        stores[0],
+        stores[1],
+        list(draw.lengths),
+        "tokens",
+        2.0,
+        scale=0.3,
+    )
 
 
 CALLS: Final = (
@@ -483,7 +558,7 @@ CALLS: Final = (
 
 
 def is_paged(kernel: Kernel) -> bool:
-    return kernel.k.size < LONG and "table" in " ".join(kernel.arguments) or "indices" in " ".join(kernel.arguments)
+    return (kernel.k.size < LONG and "table" in " ".join(kernel.arguments)) or "indices" in " ".join(kernel.arguments)
 
 
 # The mistakes: each changes numbers of some stores, or of the kernel.
@@ -648,9 +723,14 @@ def table_of_keys(kernel: Kernel, stores: list[Store], random: np.random.Generat
     kernel.v.entries = kernel.k.entries
 
 
+def appended(kernel: Kernel) -> list[int]:
+    """How many new tokens come after those of the cache."""
+    return [0] * len(kernel.lengths) if kernel.new is None else [len(keys) for keys, _ in kernel.new]
+
+
 def length_by(change: Callable[[list[int], np.random.Generator], list[int]], keeps: bool) -> Change:
     def changed(kernel: Kernel, stores: list[Store], random: np.random.Generator) -> None:
-        new = [0 if kernel.new is None else len(one[0]) for one in kernel.new or [()] * len(kernel.lengths)]
+        new = appended(kernel)
         if keeps:
             sizes = zip(kernel.lengths, new, kernel.queries, strict=True)
             kernel.moved = [length + more - len(q) for length, more, q in sizes]
@@ -677,13 +757,14 @@ def all_room(kernel: Kernel, stores: list[Store], random: np.random.Generator) -
 
 def full_pages(kernel: Kernel, stores: list[Store], random: np.random.Generator) -> None:
     need(is_paged(kernel))
-    kernel.lengths = [-(-(f + n) // kernel.k.size) * kernel.k.size - f for f, n in zip(kernel.k.first, kernel.lengths)]
+    both, size = zip(kernel.k.first, kernel.lengths, strict=True), kernel.k.size
+    kernel.lengths = [-(-(first + n) // size) * size - first for first, n in both]
 
 
 def one_more(kernel: Kernel, stores: list[Store], random: np.random.Generator) -> None:
     need(is_paged(kernel))
     kernel.lengths = [
-        n + kernel.k.size * ((f + n) % kernel.k.size == 0) for f, n in zip(kernel.k.first, kernel.lengths)
+        n + kernel.k.size * ((f + n) % kernel.k.size == 0) for f, n in zip(kernel.k.first, kernel.lengths, strict=True)
     ]
 
 
@@ -699,7 +780,7 @@ def other_queries(kernel: Kernel, stores: list[Store], random: np.random.Generat
 
 def query_shifted(kernel: Kernel, stores: list[Store], random: np.random.Generator) -> None:
     need(kernel.form != "dense")
-    q = kernel.arguments.get("q", kernel.arguments.get("query"))
+    q = kernel.arguments["q" if "q" in kernel.arguments else "query"]
     found = []
     for start, one in zip(kernel.starts, kernel.queries, strict=True):
         at = start + 1
@@ -712,7 +793,7 @@ def output_elsewhere(kernel: Kernel, stores: list[Store], random: np.random.Gene
     """Rows of the answer are written to other sequences, heads or queries."""
     kind, by = int(random.integers(3)), int(random.choice([1, -1]))
     need((len(kernel.queries), kernel.queries[0].shape[1], max(map(len, kernel.queries)))[kind] > 1)
-    need(kind or len({len(x) for x in kernel.queries}) == 1)
+    need(kind > 0 or len({len(x) for x in kernel.queries}) == 1)
 
     def to(found: list[tuple[Array, Array]]) -> list[tuple[Array, Array]]:
         if kind == 0:
@@ -725,7 +806,7 @@ def output_elsewhere(kernel: Kernel, stores: list[Store], random: np.random.Gene
 def offset_of(change: Callable[[list[int]], list[int]]) -> Change:
     def changed(kernel: Kernel, stores: list[Store], random: np.random.Generator) -> None:
         need(kernel.causal or kernel.left is not None)
-        new = [0 if kernel.new is None else len(one[0]) for one in kernel.new or [()] * len(kernel.lengths)]
+        new = appended(kernel)
         sizes = zip(kernel.lengths, new, kernel.queries, strict=True)
         kernel.moved = change([length + more - len(q) for length, more, q in sizes])
 
@@ -863,8 +944,7 @@ def each_offset(by: range) -> Callable[[Kernel], list[Kernel]]:
         found = []
         for step in by:
             one = copied(right)
-            more = [0 if right.new is None else len(right.new[n][0]) for n in range(len(right.queries))]
-            sizes = zip(right.lengths, more, right.queries, strict=True)
+            sizes = zip(right.lengths, appended(right), right.queries, strict=True)
             one.moved = [length + new - len(q) + step for length, new, q in sizes]
             found.append(one)
         return found

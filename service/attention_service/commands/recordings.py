@@ -130,7 +130,7 @@ def read_recording(root: Path) -> Recording:
         if function not in FUNCTIONS:
             others += 1
             continue
-        before = {one: state[one] for one in STATES if one in state}
+        before: dict[str, tuple[Path, Record]] = {one: state[one] for one in STATES if one in state}
         calls.append(RecordedCall(name, root / name, function, record, before))
     return Recording(calls, others, lost)
 

@@ -140,7 +140,7 @@ def _compared(question: Question, backend: Backend, check: Check, end: float | N
     is_complete = False
     with suppress(TimeIsUp):
         if truth is not None:
-            learn(learned, truth, tolerances, limited(check, end))
+            learn(learned, truth, tolerances, limited(check, end), suggests=question.suggests)
         if gradients is not None:
             forward = make_case(question.spec, question.plan.dtype, check) if truth is None else truth.case
             forward = replace(forward, pool=pool_of(backend))
@@ -218,8 +218,13 @@ class Learned:
     suggestion: Suggestion | None = None
 
 
-def learn(learned: Learned, truth: Truth, tolerances: tuple[Tolerance, ...], check: Check) -> None:
-    """Search for the mistakes that explain what is wrong, then for those that the request can show, step by step."""
+def learn(
+    learned: Learned, truth: Truth, tolerances: tuple[Tolerance, ...], check: Check, *, suggests: bool = True
+) -> None:
+    """Search for the mistakes that explain what is wrong, then for those that the request can show, step by step.
+
+    suggests: as of Question
+    """
     truth = replace(truth, case=replace(truth.case, check=check))
     case, actual, right = truth.case, truth.actual, truth.right
     compared = tuple(actual.canonical) or (OUTPUT,)
@@ -236,7 +241,8 @@ def learn(learned: Learned, truth: Truth, tolerances: tuple[Tolerance, ...], che
     learned.power = power(evidence, mutants, check, tolerances, Known(right, limits) if right else None)
     mutants.clear()  # the next input takes as much memory as they do
     sample.forget()
-    learned.suggestion = _suggestion(case, learned.hypotheses, learned.power, compared, check)
+    if suggests:
+        learned.suggestion = _suggestion(case, learned.hypotheses, learned.power, compared, check)
 
 
 def facts_of(truth: Truth) -> tuple[Fact, ...]:

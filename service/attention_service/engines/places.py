@@ -35,7 +35,8 @@ def numbers_at(array: np.ndarray, places: Places, sequence: int) -> np.ndarray:
     if len(pages) and min(pages.min(), tokens.min()) < 0:
         raise IndexError
     if places.strides is None and not places.bits and tokens.max(initial=0) < array.shape[1]:
-        return array[pages, tokens].reshape(len(pages), array.shape[2], math.prod(array.shape[3:]))
+        found: np.ndarray = array[pages, tokens]
+        return found.reshape(len(pages), array.shape[2], math.prod(array.shape[3:]))
     return _by_address(array, pages, tokens, places)
 
 

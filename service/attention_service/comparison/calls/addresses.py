@@ -155,8 +155,11 @@ def _tables(one: Addresses) -> Iterator[tuple[str, Addresses]]:
     yield "pages are read in ascending order", replace(one, pages=_sorted)
     yield "pages are read from the last to the first", replace(one, pages=_backwards)
     for by in (1, -1):
-        said = f"page p{by:+d} is read for page p"
-        yield said, replace(one, pages=lambda it, n, at, by=by: entries_of(it, n, at) + by)
+        yield f"page p{by:+d} is read for page p", replace(one, pages=_beside(by))
+
+
+def _beside(by: int) -> Pages:
+    return lambda one, sequence, at: entries_of(one, sequence, at) + by
 
 
 def _row(one: Addresses, sequence: int) -> np.ndarray:

@@ -21,8 +21,8 @@ from attention_service.comparison.calls.judge import is_wrong, judge, largest_er
 from attention_service.comparison.calls.merge_facts import merge_fact
 from attention_service.comparison.calls.parts import parts, question_of
 from attention_service.comparison.calls.places import WrongPlaces
-from attention_service.comparison.calls.readings import Search
 from attention_service.comparison.calls.question import CallQuestion
+from attention_service.comparison.calls.readings import Search
 from attention_service.comparison.candidates import Candidate
 from attention_service.comparison.case import make_case
 from attention_service.comparison.compare import Comparison, compare_question, facts_of
@@ -34,7 +34,6 @@ from attention_service.engines.call import Call
 from attention_service.errors import InvalidRequest, Overflow
 from attention_service.pipeline.calls import keyless_rows, sizes_of
 from attention_service.schemas.compare import Fact, Place
-
 
 # Groups of mistakes that say which tokens are read: of a call, where they were read says it better.
 OF_TOKENS: Final = frozenset({"cache", "keys", "kv", "query", "value", "values"})

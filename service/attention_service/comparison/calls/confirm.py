@@ -25,19 +25,17 @@ MOST: Final = 8
 
 
 def is_in_all(
-    one: Hypothesis, wrong: Iterable[np.ndarray], asked: CallQuestion, backend: Backend, check: Check
+    proof: Hypothesis, wrong: Iterable[np.ndarray], asked: CallQuestion, backend: Backend, check: Check
 ) -> bool:
     """True if other parts that are wrong prove the same mistake. wrong: their sequences"""
-    names = {*one.candidate.names}
+    names = {*proof.candidate.names}
     for part in islice(wrong, MOST):
         truth, evidence = _evidence(asked, part, backend, check)
         case, sent = evidence.case, truth.actual.canonical
         mutants = list(candidates(case, evidence.sample, evidence.right, check, names))
         limits = {name: truth.judged[name].limit for name in sent}
-        found: list[Hypothesis] = []
-        for found in search(evidence, mutants, sent, limits, check):
-            pass
-        if not any(other.is_proof and names == {*other.candidate.names} for other in found):
+        steps = search(evidence, mutants, sent, limits, check)
+        if not any(one.is_proof and names == {*one.candidate.names} for found in steps for one in found):
             return False
     return True
 

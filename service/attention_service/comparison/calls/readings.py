@@ -1,4 +1,4 @@
-"""Which other tokens a kernel read, if what it returned is right for these: a fact about all sequences that are wrong."""
+"""Which other tokens a kernel read, if what it returned is right for these: a fact about all wrong sequences."""
 
 from __future__ import annotations
 
@@ -109,15 +109,15 @@ def _of_lengths(call: Call, key: Tokens, value: Tokens, right: tuple[Addresses, 
     if key.rows is not None and right[0].count > 1:  # another sequence as it is
         every = np.arange(right[0].count)
         for order, whose in ((np.roll(every, 1), "before"), (np.roll(every, -1), "after")):
-            both = tuple(
+            key_of, value_of = (
                 replace(one, start=one.start[order], first=one.first[order], lengths=one.lengths[order])
                 for one in right
             )
             lengths = key.lengths[order]
             moved = call.offsets + lengths - key.lengths if call.offset is not None else call.offsets
-            read = _at(key, both[0]), _at(value, both[1])
+            read = _at(key, key_of), _at(value, value_of)
             said = f"they are all those of the sequence {whose}"
-            yield Reading(said, "keys and values", None, *read, lengths + new, moved, (both[0], both[1]))
+            yield Reading(said, "keys and values", None, *read, lengths + new, moved, (key_of, value_of))
 
 
 def _of_queries(call: Call) -> Iterator[Reading]:
@@ -168,7 +168,7 @@ class Search:
         for n in short[1:ALONE]:
             close = self._close(n, close)
         for reading in close[:TRIED]:
-            if self._holds({n: reading for n in self.wrong}, len(every)):
+            if self._holds(dict.fromkeys(self.wrong, reading), len(every)):
                 return self._said([(self.wrong, reading)])
         if not first or len(short) < max(2, len(self.wrong)) or len(self.wrong) > ALONE:
             return None
@@ -226,12 +226,9 @@ class Search:
             return False
         bits = 0.0
         for n in read:
-            sent = self._sent(n)
-            right = exact_answer(
-                _together(self.asked.addressed, n, [tokens_of(self.asked.addressed, n, Reading("", ""))]),  # type: ignore[list-item]
-                self.backend,
-                self.check,
-            )
+            sent, tokens = self._sent(n), tokens_of(self.asked.addressed, n, Reading("", ""))
+            assert tokens is not None, "the right tokens are in memory"
+            right = exact_answer(_together(self.asked.addressed, n, [tokens]), self.backend, self.check)
             for name, array in (("output", right.output), ("logsumexp", right.logsumexp)):
                 if name in sent:
                     apart = distances(sent[name], array[0]) / (CORRECT * self.limits[name])
@@ -277,11 +274,15 @@ class Search:
         return example, {name: values.astype(float).tolist() for name, values in numbers.items()}
 
 
-Three = tuple[np.ndarray, np.ndarray, np.ndarray, int]
+class Read3(NamedTuple):
+    """Queries, stored keys and values of a sequence as they are read, and the offset."""
+
+    arrays: tuple[np.ndarray, np.ndarray, np.ndarray]
+    offset: int
 
 
-def tokens_of(call: Call, sequence: int, reading: Reading) -> Three | None:
-    """Queries, stored keys and values of a sequence as they are read, and the offset; None outside of memory."""
+def tokens_of(call: Call, sequence: int, reading: Reading) -> Read3 | None:
+    """What is read of a sequence; None for places outside of memory."""
     key, value = stored(call)
     try:
         query, key_read, value_read = (
@@ -291,48 +292,52 @@ def tokens_of(call: Call, sequence: int, reading: Reading) -> Three | None:
     except IndexError:
         return None
     offsets = call.offsets if reading.offset is None else reading.offset
-    return query, key_read, value_read, int(offsets[sequence])
+    return Read3((query, key_read, value_read), int(offsets[sequence]))
 
 
-def _together(call: Call, sequence: int, read: list[Three]) -> Call:
+def _reader(arrays: Mapping[int, np.ndarray], right: Read | None = None) -> Read:
+    """What reads these arrays, by sequence; of others the right tokens."""
+    return lambda n: arrays[n] if right is None or n in arrays else right(n)
+
+
+def _together(call: Call, sequence: int, read: list[Read3]) -> Call:
     """A call of one sequence, again and again, with the tokens that are read for each."""
-    count, q = len(read), len(read[0][0])
-    lengths = np.array([len(key) for _, key, _, _ in read])
+    count, q = len(read), len(read[0].arrays[0])
+    queries, keys, values = (dict(enumerate(one.arrays[at] for one in read)) for at in range(3))
     rows = Rows(count, q, np.arange(count), np.zeros(count, np.int64), np.full(count, q))
-    query = call.query._replace(lengths=rows.lengths, of=lambda n: read[n][0], rows=rows)
+    query = call.query._replace(lengths=rows.lengths, of=_reader(queries), rows=rows)
+    lengths = np.array([len(one) for one in keys.values()])
     found = [
-        tokens._replace(lengths=lengths, of=lambda n, at=at: read[n][at], rows=None, table=None)
-        for at, tokens in enumerate(stored(call), 1)
+        tokens._replace(lengths=lengths, of=_reader(arrays), rows=None, table=None)
+        for tokens, arrays in zip(stored(call), (keys, values), strict=True)
     ]
-    new, new_values = call.key, call.value
+    form, offset = Form(lambda x: x, lambda x: x, call.form.base), np.array([one.offset for one in read])
+    own = call.own
+    fields = None if own is None else (lambda n: own(sequence))
+    call = call._replace(query=query, form=form, own=fields, offset=offset)
+    if call.past is None:
+        return call._replace(key=found[0], value=found[1])
     fixed = np.full(count, int(call.key.lengths[sequence]))
-    news = [one._replace(lengths=fixed, of=lambda n, one=one: one.of(sequence)) for one in (new, new_values)]
-    form = Form(lambda x: x, lambda x: x, call.form.base)
-    own = None if call.own is None else (lambda n: call.own(sequence))  # type: ignore[misc]
-    offset = np.array([one[3] for one in read])
-    key, value = found if call.past is None else news
-    past = None if call.past is None else (found[0], found[1])
-    return call._replace(query=query, key=key, value=value, past=past, form=form, own=own, offset=offset)
+    key, value = (
+        one._replace(lengths=fixed, of=_reader(dict.fromkeys(range(count), one.of(sequence))))
+        for one in (call.key, call.value)
+    )
+    return call._replace(key=key, value=value, past=(found[0], found[1]))
 
 
 def _mixed(call: Call, read: Mapping[int, Reading]) -> Call | None:
     """The call with other tokens of some sequences; None if they are outside of memory."""
-    found = {n: tokens_of(call, n, reading) for n, reading in read.items()}
-    kept = {n: tokens for n, tokens in found.items() if tokens is not None}
-    if len(kept) < len(found):
+    found = {n: three for n, reading in read.items() if (three := tokens_of(call, n, reading)) is not None}
+    if len(found) < len(read):
         return None
     offsets = call.offsets.copy()
-    offsets[list(kept)] = [tokens[3] for tokens in kept.values()]
+    offsets[list(found)] = [three.offset for three in found.values()]
     made = []
     for at, tokens in enumerate((call.query, *stored(call))):
+        arrays = {n: one.arrays[at] for n, one in found.items()}
         lengths = tokens.lengths.copy()
-        lengths[list(kept)] = [len(one[at]) for one in kept.values()]
-
-        def of(n: int, tokens: Tokens = tokens, at: int = at) -> np.ndarray:
-            array: np.ndarray = kept[n][at] if n in kept else tokens.of(n)  # type: ignore[assignment]
-            return array
-
-        made.append(tokens._replace(lengths=lengths, of=of))
+        lengths[list(arrays)] = [len(array) for array in arrays.values()]
+        made.append(tokens._replace(lengths=lengths, of=_reader(arrays, tokens.of)))
     query, key, value = made
     if call.past is not None:
         return call._replace(query=query, past=(key, value), offset=offsets)

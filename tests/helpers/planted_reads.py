@@ -778,17 +778,6 @@ def other_queries(kernel: Kernel, stores: list[Store], random: np.random.Generat
     kernel.queries = found
 
 
-def query_shifted(kernel: Kernel, stores: list[Store], random: np.random.Generator) -> None:
-    need(kernel.form != "dense")
-    q = kernel.arguments["q" if "q" in kernel.arguments else "query"]
-    found = []
-    for start, one in zip(kernel.starts, kernel.queries, strict=True):
-        at = start + 1
-        need(at + len(one) <= len(q))
-        found.append(q[at : at + len(one)])
-    kernel.queries = found
-
-
 def output_elsewhere(kernel: Kernel, stores: list[Store], random: np.random.Generator) -> None:
     """Rows of the answer are written to other sequences, heads or queries."""
     kind, by = int(random.integers(3)), int(random.choice([1, -1]))
@@ -855,7 +844,6 @@ MISTAKES: Final[dict[str, tuple[Change, tuple[str, ...], bool]]] = {
     "length.full_pages": (full_pages, ("pages.last_full",), False),
     "length.one_page_more": (one_more, ("pages.one_more",), False),
     "queries.other": (other_queries, (), False),
-    "queries.shifted": (query_shifted, (), False),
     "output.elsewhere": (output_elsewhere, ("heads.permuted", "heads.reversed"), False),
     "offset.zero": (offset_of(lambda x: [0] * len(x)), ("ragged.top_left",), False),
     "offset.previous": (offset_of(lambda x: x[-1:] + x[:-1]), ("ragged.previous_offset",), False),

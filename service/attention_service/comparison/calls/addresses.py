@@ -115,8 +115,7 @@ def _tokens(one: Addresses) -> Iterator[tuple[str, Addresses]]:
         yield f"token t{by:+d} is read for token t", replace(one, first=one.first + by)
     yield "the last token is read first", replace(one, is_reversed=True)
     if one.first.any():
-        if one.is_paged or (one.entries[one.start] == np.arange(one.count)).all():
-            yield "tokens before the first are not skipped", replace(one, first=np.zeros_like(one.first))
+        yield "tokens before the first are not skipped", replace(one, first=np.zeros_like(one.first))
         yield "tokens before the first are skipped twice", replace(one, first=2 * one.first)
 
 

@@ -41,7 +41,8 @@ def numbers_at(array: np.ndarray, places: Places, sequence: int) -> np.ndarray:
 
 
 def _by_address(array: np.ndarray, pages: np.ndarray, tokens: np.ndarray, places: Places) -> np.ndarray:
-    """The same by addresses, counted from the first number of the array: behind a page is what memory has there.
+    """The same by addresses, counted from the first number of the array: behind a page is what memory has there,
+    up to the end of the array that it is a view of.
 
     Errors: IndexError.
     """
@@ -53,7 +54,10 @@ def _by_address(array: np.ndarray, pages: np.ndarray, tokens: np.ndarray, places
         features = (features[:, None] + np.arange(size) * step).reshape(-1)
     at = (pages * page + tokens * token)[:, None, None] + np.arange(array.shape[2])[:, None] * head + features
     at = at % 2**places.bits if places.bits else at
-    stop = 1 + sum((size - 1) * step for size, step in zip(array.shape, steps, strict=True))
+    whole = array
+    while isinstance(whole.base, np.ndarray):  # keys and values may be one array
+        whole = whole.base
+    stop = (np.lib.array_utils.byte_bounds(whole)[1] - np.lib.array_utils.byte_bounds(array)[0]) // array.itemsize
     if min(steps) < 0 or (at.size and not 0 <= at.min() <= at.max() < stop):
         raise IndexError
     bits = array.view(f"u{array.itemsize}")  # as_strided knows no float8

@@ -101,7 +101,7 @@ def test_every_mistake_of_random_calls_can_be_tried(name: str) -> None:
         call = decode(drawn.function, drawn.arguments, drawn.version)
         asked = make_call_question(drawn.function, call, {"output": noise, "logsumexp": sums})
         with np.errstate(all="ignore"):
-            found = list(explanations(asked, {"output": 1.0, "logsumexp": 0.0}, 0, BACKEND, no_check))
+            found = list(explanations(asked, {"output": 1.0, "logsumexp": 0.0}, [0], BACKEND, no_check))
             power = {mistake.name for mistake, _, _ in shown(asked, BACKEND, no_check)}
         assert {one.mistake.name for one in found} <= power
 

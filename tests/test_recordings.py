@@ -123,7 +123,23 @@ def test_a_new_object_at_the_place_of_another_has_no_plan_of_it(tmp_path: Path) 
     for part in ("__init__", "plan", "__init__", "run"):
         decode(recorder, part, 1)
     (call,) = read_recording(tmp_path).calls
-    assert "indices" not in call.arguments()
+    with pytest.raises(MissingField, match="no plan recorded"):
+        call.arguments()
+
+
+def test_a_run_without_its_constructor_is_unreadable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With one key/value head and pages of as many tokens, NHD and HND fit the same cache: it was judged wrong."""
+    recorder = FlightRecorder(tmp_path)
+    decode(recorder, "plan", 1, page=2)
+    decode(recorder, "run", 1)
+    me, query, pair = object(), tensor(1, 4, 4), (tensor(5, 4, 4, 4), tensor(5, 4, 4, 4))
+    recorder.record(f"{DECODE}.run", RUN, (me, query, pair), {}, tensor(1, 4, 4), self_id=1)
+    for call in read_recording(tmp_path).calls:
+        with pytest.raises(MissingField, match="no __init__ recorded, so that kv_layout is unknown"):
+            call.arguments()
+    status = main(["compare", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert (status, said.count(" unreadable "), said.count("kv_layout is unknown")) == (2, 2, 2)
 
 
 def test_graphs_use_subclasses(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -35,6 +35,10 @@ LIBRARY: Final = "flashinfer."
 CAPTURED: Final = "CUDAGraph"
 # What the calls before `run` of the same object are called.
 STATES: Final = ("__init__", "plan")
+RUN: Final = "Wrapper.run"
+# The argument that the constructor says, and one that stands for the boundaries of a plan.
+LAYOUT: Final = "kv_layout"
+PLANNED: Final = ("block_tables", "metadata")
 RESULTS: Final = ("output", "logsumexp")
 IGNORED: Final = "changes nothing"
 
@@ -46,22 +50,40 @@ class RecordedCall:
     """A call in a recording.
 
     name: its folder in the recording; function: as `call` names it; record: the last line about it
-    before: the constructor and the last plan of its object
+    before: the constructor and the last plan of its object, by the names of STATES
     """
 
     name: str
     folder: Path
     function: str
     record: Record
-    before: tuple[tuple[Path, Record], ...] = ()
+    before: Mapping[str, tuple[Path, Record]] = field(default_factory=dict)
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments by name, those of the constructor and of the plan included. Errors: InvalidRequest, OSError."""
+        """The arguments by name, those of the constructor and of the plan included.
+
+        Errors: MissingField where these were not recorded; InvalidRequest, OSError.
+        """
         rows = FUNCTIONS[self.function].rows
         found: dict[str, Any] = {}
-        for folder, record in (*self.before, (self.folder, self.record)):
+        for folder, record in (*self.before.values(), (self.folder, self.record)):
             found |= {name: value for name, value in _arguments(folder, record).items() if value is not None}
+        self._check_states(found)
         return {name: value for name, value in found.items() if name not in rows or rows[name].text != IGNORED}
+
+    def _check_states(self, arguments: Mapping[str, Any]) -> None:
+        """Refuse a run of an object whose pages or layout nothing says: by default values it would be judged wrong.
+
+        Errors: MissingField.
+        """
+        if not self.function.endswith(RUN):
+            return
+        constructor, plan = STATES
+        if plan not in self.before and not any(name in PLANNED or "indptr" in name for name in arguments):
+            raise MissingField.at("", "a plan of the same object before this call", "no plan recorded")
+        if constructor not in self.before and LAYOUT in FUNCTIONS[self.function].rows and LAYOUT not in arguments:
+            got = f"no __init__ recorded, so that {LAYOUT} is unknown"
+            raise MissingField.at("", "the constructor of the same object before this call", got)
 
     def results(self) -> dict[str, np.ndarray]:
         """What the call returned. Errors: MissingField if it did not end; InvalidRequest, OSError."""
@@ -108,7 +130,7 @@ def read_recording(root: Path) -> Recording:
         if function not in FUNCTIONS:
             others += 1
             continue
-        before = tuple(state[one] for one in STATES if one in state)
+        before: dict[str, tuple[Path, Record]] = {one: state[one] for one in STATES if one in state}
         calls.append(RecordedCall(name, root / name, function, record, before))
     return Recording(calls, others, lost)
 

@@ -152,7 +152,7 @@ def _compared(question: Question, backend: Backend, check: Check, end: float | N
     is_complete = False
     with suppress(TimeIsUp):
         if truth is not None:
-            learn(learned, truth, tolerances, limited(check, end))
+            learn(learned, truth, tolerances, limited(check, end), suggests=question.suggests)
         if gradients is not None:
             forward = make_case(question.spec, question.plan.dtype, check) if truth is None else truth.case
             forward = replace(forward, pool=pool_of(backend))
@@ -229,13 +229,18 @@ class Learned:
     suggestion: Suggestion | None = None
 
 
-def learn(learned: Learned, truth: Truth, tolerances: tuple[Tolerance, ...], check: Check) -> None:
-    """Search for the mistakes that explain what is wrong, then for those that the request can show, step by step."""
+def learn(
+    learned: Learned, truth: Truth, tolerances: tuple[Tolerance, ...], check: Check, *, suggests: bool = True
+) -> None:
+    """Search for the mistakes that explain what is wrong, then for those that the request can show, step by step.
+
+    suggests: as of Question
+    """
     truth = replace(truth, case=replace(truth.case, check=check))
     case, actual, right = truth.case, truth.actual, truth.right
     compared = tuple(actual.canonical) or (OUTPUT,)
     wrong = frozenset(name for name in actual.canonical if truth.judged[name].ratio > CORRECT)
-    sample = choose_sample(case, _wrong_rows(actual, right, wrong) if wrong else None, most_scores(compared))
+    sample = choose_sample(case, wrong_rows(actual, right, wrong) if wrong else None, most_scores(compared))
     evidence = Evidence.of(case, sample, actual.canonical or None, compared, wrong)
     mutants = list(candidates(case, sample, evidence.right, check))
     limits = {name: truth.judged[name].limit for name in actual.canonical}
@@ -247,7 +252,8 @@ def learn(learned: Learned, truth: Truth, tolerances: tuple[Tolerance, ...], che
     learned.power = power(evidence, mutants, check, tolerances, Known(right, limits) if right else None)
     mutants.clear()  # the next input takes as much memory as they do
     sample.forget()
-    learned.suggestion = _suggestion(case, learned.hypotheses, learned.power, compared, check)
+    if suggests:
+        learned.suggestion = _suggestion(case, learned.hypotheses, learned.power, compared, check)
 
 
 def facts_of(truth: Truth) -> tuple[Fact, ...]:
@@ -270,7 +276,7 @@ def _names_of_wrong(truth: Truth) -> list[str]:
     return [name for name in {**truth.right, **truth.judged} if truth.judged[name].ratio > CORRECT]
 
 
-def _wrong_rows(actual: Actual, right: Mapping[str, np.ndarray], names: frozenset[str]) -> np.ndarray:
+def wrong_rows(actual: Actual, right: Mapping[str, np.ndarray], names: frozenset[str]) -> np.ndarray:
     """The largest error of each row (b, h, q), of the first array that is wrong."""
     name = next(name for name in right if name in names)
     apart = distances(actual.canonical[name], right[name])

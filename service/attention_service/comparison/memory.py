@@ -75,7 +75,8 @@ TABLES: Final = frozenset(kind.field for kind in TERMS if _is_table(kind))
 def comparison_bytes(question: Question, workers: int = 1) -> int:
     """Upper bound of the memory of a comparison, beyond the arrays of the request, in bytes. workers: see Work"""
     arrays, work = parts_of(question.forward, workers)
-    made = max(suggestion_bytes(recipe, work.names, workers) for recipe in recipes(question))
+    inputs = recipes(question) if question.suggests else ()
+    made = max((suggestion_bytes(recipe, work.names, workers) for recipe in inputs), default=0)
     return OBJECTS + arrays + max(work.bytes, made) + _gradient_bytes(question, workers)
 
 

@@ -55,6 +55,7 @@ class Question:
     time_limit: seconds after which the search for mistakes ends; None for no limit
     gradients: what is asked about gradients; spec and plan are those without
     is_decoded: True if its numbers are those that a kernel computes from, which the type of the plan may not hold
+    suggests: False if no input is made that shows more: nobody sees that of a call
     """
 
     spec: AttentionSpec
@@ -69,6 +70,7 @@ class Question:
     field: str = "actual"
     gradients: GradientQuestion | None = None
     is_decoded: bool = False
+    suggests: bool = True
 
     @property
     def cast_spec(self) -> AttentionSpec:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from attention_service.attention.arrays import FLOATS, MAX_COUNT, cast, integers
+from attention_service.engines.places import Places, numbers_at
 from attention_service.errors import FieldConflict, InvalidArray, ShapeMismatch, shape
 
 # Types of numbers, and of codes, which a factor makes numbers of; int8 is one of these, too.
@@ -54,7 +56,7 @@ class Tokens(NamedTuple):
 
     name: the argument that they come from; lengths: (b,); heads, features: of each token
     of: the tokens of a sequence, (tokens, heads, features); dtype: as they are stored
-    rows, table: where they are, in slots or in pages; at: the same tokens at other places of this kind
+    rows, table: where they are, in slots or in pages; at: tokens at other places: of this kind, or Places
     codes, factors: what they are the product of, see `factors`; None for no factors
     """
 
@@ -81,7 +83,17 @@ def slots(name: str, array: np.ndarray, rows: Rows) -> Tokens:
         found: np.ndarray = array[rows.of(sequence)]
         return found
 
-    return Tokens(name, rows.lengths, heads, features, of, array.dtype, lambda other: slots(name, array, other), rows)
+    def at(other: Any) -> Tokens:
+        return read_at(name, array, other) if isinstance(other, Places) else slots(name, array, other)
+
+    return Tokens(name, rows.lengths, heads, features, of, array.dtype, at, rows)
+
+
+def read_at(name: str, array: np.ndarray, places: Places) -> Tokens:
+    """The tokens at places of an array (pages, page, heads, …). `of` raises IndexError for those outside of it."""
+    features = math.prod(array.shape[3:])
+    of, at = partial(numbers_at, array, places), partial(read_at, name, array)
+    return Tokens(name, places.lengths, array.shape[2], features, of, array.dtype, at)
 
 
 def joined(one: Tokens, other: Tokens) -> Tokens:
@@ -261,8 +273,10 @@ def _of_pages(name: str, cache: np.ndarray, table: Table, first: np.ndarray | No
             tokens = cache[table.entries[start + at], place]
         return tokens.reshape(length - skipped, heads, features)
 
-    def at(other: Table) -> Tokens:
-        """By a table whose pages may be shorter: the first tokens of each."""
+    def at(other: Any) -> Tokens:
+        """At places, or by a table whose pages may be shorter: the first tokens of each."""
+        if isinstance(other, Places):
+            return read_at(name, cache, other)
         return _of_pages(name, cache[:, : other.page], other, first)
 
     lengths = table.lengths if first is None else table.lengths - first

@@ -7,28 +7,36 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 
 from attention_service.attention.result import Metadata
 from attention_service.backends.base import Backend, Check, no_check
 from attention_service.comparison.baseline import CORRECT
+from attention_service.comparison.calls.confirm import is_in_all, is_in_none
 from attention_service.comparison.calls.exact import exact_answer
 from attention_service.comparison.calls.explain import Explanation, explanations, shown
 from attention_service.comparison.calls.judge import is_wrong, judge, largest_errors
+from attention_service.comparison.calls.merge_facts import merge_fact
 from attention_service.comparison.calls.parts import parts, question_of
 from attention_service.comparison.calls.places import WrongPlaces
 from attention_service.comparison.calls.question import CallQuestion
+from attention_service.comparison.calls.readings import Search
 from attention_service.comparison.candidates import Candidate
 from attention_service.comparison.case import make_case
-from attention_service.comparison.compare import Comparison, compare_question
+from attention_service.comparison.compare import Comparison, compare_question, facts_of
 from attention_service.comparison.evidence import Hypothesis
+from attention_service.comparison.facts import LISTED
 from attention_service.comparison.time_limit import TimeIsUp, limited
-from attention_service.comparison.truth import Question
+from attention_service.comparison.truth import Question, reference_and_baseline
 from attention_service.engines.call import Call
 from attention_service.errors import InvalidRequest, Overflow
 from attention_service.pipeline.calls import keyless_rows, sizes_of
-from attention_service.schemas.compare import Place
+from attention_service.schemas.compare import Fact, Place
+
+# Groups of mistakes that say which tokens are read: of a call, where they were read says it better.
+OF_TOKENS: Final = frozenset({"cache", "keys", "kv", "query", "value", "values"})
 
 
 @dataclass(frozen=True)
@@ -94,16 +102,19 @@ class _Judged:
     """What all parts together are.
 
     arrays: where each array is wrong; errors: the largest of each; part: the sequences of the worst comparison
+    parts: the sequences of each comparison, and True if it is wrong
     """
 
     arrays: dict[str, WrongPlaces]
     errors: dict[str, float] = field(default_factory=dict)
     worst: Comparison | None = None
     part: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    parts: list[tuple[np.ndarray, bool]] = field(default_factory=list)
     passes: dict[str, bool] = field(default_factory=dict)
 
     def add(self, part: np.ndarray, found: Comparison) -> None:
         """Add a part and its comparison."""
+        self.parts.append((part, is_wrong(found)))
         for name, error in largest_errors(found).items():
             self.errors[name] = max(self.errors.get(name, 0.0), error)
             if found.judged[name].ratio > CORRECT:
@@ -113,6 +124,18 @@ class _Judged:
         if self.worst is None or found.rank > self.worst.rank:
             self.worst, self.part = found, part
         self.worst = replace(self.worst, passes=dict(self.passes))
+
+    @property
+    def others(self) -> list[tuple[np.ndarray, bool]]:
+        """The parts beside the worst one."""
+        return [(part, is_wrong) for part, is_wrong in self.parts if part is not self.part]
+
+    @property
+    def wrong_sequences(self) -> list[int]:
+        """The sequences of which an array is wrong, the worst first."""
+        worst = self.places.worst_sequence
+        wrong = np.any([one.sequences for one in self.arrays.values()], axis=0)
+        return [worst, *(n for n in np.flatnonzero(wrong).tolist() if n != worst)]
 
     @property
     def places(self) -> WrongPlaces:
@@ -127,9 +150,9 @@ def _searched(
     found: list[Explanation] = []
     ended_early = True
     with suppress(TimeIsUp):
-        sequence = judged.places.worst_sequence
         # What was found before the time is up stays.
-        found.extend(explanations(asked, judged.errors, sequence, backend, limited(check, end)))
+        errors = {name: judged.errors[name] for name, one in judged.arrays.items() if one.count}
+        found.extend(explanations(asked, errors, judged.wrong_sequences, backend, limited(check, end)))
         ended_early = False
     if found and asked.is_brief:
         end = time.monotonic()
@@ -138,7 +161,52 @@ def _searched(
     worst = replace(worst, passes=judged.passes, ended_early=worst.ended_early or ended_early)
     if found:
         worst = replace(worst, hypotheses=[_hypothesis(found, question, check), *worst.hypotheses], facts=())
+    else:
+        with suppress(TimeIsUp):
+            worst = _of_all(asked, judged, worst, backend, limited(check, end))
+    worst = replace(worst, hypotheses=_each_once(worst.hypotheses))
     return _with_power(CallComparison(asked, worst, judged.places.places()), backend, check, end)
+
+
+def _of_all(asked: CallQuestion, judged: _Judged, worst: Comparison, backend: Backend, check: Check) -> Comparison:
+    """The comparison of the worst part with what holds of the whole call. Errors: what `check` raises."""
+    proof = next((one for one in worst.hypotheses if one.is_proof), None)
+    wrong, right = ([part for part, is_bad in judged.others if is_bad == kind] for kind in (True, False))
+    is_known = proof is not None and is_in_all(proof, wrong, asked, backend, check)
+    holds = proof is not None and is_known and not is_in_none(proof, right, asked, backend, check)
+    is_of_tokens = proof is not None and proof.candidate.names[0].partition(".")[0] in OF_TOKENS
+    if holds and isinstance(asked.call, Call) and not is_of_tokens:
+        return worst
+    limits = {name: one.limit for name, one in worst.judged.items()}
+    if isinstance(asked.call, Call):
+        fact = Search(asked, judged.wrong_sequences, limits, backend, check).fact()
+    else:
+        fact = merge_fact(asked, judged.wrong_sequences, limits, backend, check)
+    if fact is not None:
+        return replace(worst, facts=(fact,), hypotheses=[])
+    if proof is None or holds:
+        return worst
+    facts = (
+        (_known_in_part(proof, judged),)
+        if is_known
+        else facts_of(reference_and_baseline(worst.question, backend, check))
+    )
+    return replace(worst, hypotheses=[replace(one, is_proof=False) for one in worst.hypotheses], facts=facts)
+
+
+def _each_once(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
+    """The hypotheses without those whose mistake stands before, in another form or found in another way."""
+    first: dict[tuple[str, ...], Hypothesis] = {}
+    for one in hypotheses:
+        first.setdefault(one.candidate.names, one)
+    return list(first.values())
+
+
+def _known_in_part(one: Hypothesis, judged: _Judged) -> Fact:
+    """The fact that sequences that are wrong have a known mistake, which the others do not have."""
+    message = f"Every wrong sequence is that of a known mistake, which others do not have: {one.candidate.message}"
+    numbers = {"sequences": [float(n) for n in judged.wrong_sequences[:LISTED]]}
+    return Fact(name="known_in_part", array=judged.places.array, message=message, numbers=numbers)
 
 
 def _power(asked: CallQuestion, backend: Backend, check: Check, end: float | None) -> CallComparison:
@@ -167,7 +235,9 @@ def _with_power(found: CallComparison, backend: Backend, check: Check, end: floa
                 unseen.append(f"{why}: {mistake.name} cannot be seen")
         ended_early = False
     power = worst.power
-    power = replace(power, killed=(*power.killed, *killed), survivors=(*power.survivors, *survivors))
+    killed = [*dict.fromkeys([*(name for name in power.killed if name not in survivors), *killed])]
+    survivors = [*dict.fromkeys([*(name for name in power.survivors if name not in killed), *survivors])]
+    power = replace(power, killed=tuple(killed), survivors=tuple(survivors))
     worst = replace(worst, power=power, ended_early=worst.ended_early or ended_early)
     return replace(found, worst=worst, unseen=tuple(unseen))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -38,22 +38,38 @@ class Explanation:
 
 
 def explanations(
-    asked: CallQuestion, errors: Mapping[str, float], worst: int, backend: Backend, check: Check
+    asked: CallQuestion, errors: Mapping[str, float], wrong_sequences: Sequence[int], backend: Backend, check: Check
 ) -> Iterator[Explanation]:
     """The mistakes whose answer is what was returned, and ten times closer to it than the right one.
 
-    errors: the largest error of each array; worst: the sequence that has it
+    errors: the largest error of each array; wrong_sequences: those that are wrong, first the one that has it
     """
+    worst = wrong_sequences[0]
+    is_right = np.ones(len(asked.addressed.query.lengths), bool)
+    is_right[list(wrong_sequences)] = False
     wrong = [name for name, error in errors.items() if error > 0]
     for mistake in MISTAKES.values():
         for suspect in suspects(mistake.edit, asked.call) if mistake.applies(asked.call) else ():
-            if suspect.unknown is not None and suspect.unknown[worst]:
+            # A sequence that would read what is not there is wrong.
+            if suspect.unknown is not None and (suspect.unknown[worst] or (suspect.unknown & is_right).any()):
                 continue
             found = _Agreement.of(asked, suspect, worst, backend, check)
+            if found is None and suspect.of_output and wrong == ["output"]:
+                outputs = replace(asked, actual={name: (asked.actual or {})[name] for name in wrong})
+                found = _Agreement.of(outputs, suspect, worst, backend, check)
             left = 1.0 if found is None else min(found.errors.get(name, 0.0) / errors[name] for name in wrong)
             if found is not None and left * PROOF < 1:
                 yield Explanation(mistake, suspect.detail, 1 - left**2, found.ratio, found.has_numbers)
                 break
+
+
+def agrees(asked: CallQuestion, suspect: Suspect, first: int, backend: Backend, check: Check) -> float | None:
+    """The largest error in baselines if what was returned is what a suspect computes, else None.
+
+    first: the sequence that is tried first
+    """
+    found = _Agreement.of(asked, suspect, first, backend, check)
+    return None if found is None else found.ratio
 
 
 def shown(asked: CallQuestion, backend: Backend, check: Check) -> Iterator[tuple[Mistake, bool, str]]:

@@ -313,7 +313,7 @@ def _merges(call: Call | Merge) -> bool:
 @_mistake("merge.base2", MUTANTS["merge.base2"].message, _merges, "")
 def _base2(call: Merge) -> Iterator[Suspect]:
     other = "e" if call.base == "2" else "2"
-    yield Suspect(call._replace(base=other))
+    yield Suspect(call._replace(base=other), of_output=True)
     factor = math.log2(math.e) if call.base == "2" else math.log(2)
     parts = [State(output, np.asarray(sums, np.float64) * factor) for output, sums in call.parts]
     yield Suspect(call._replace(parts=parts))
@@ -327,8 +327,17 @@ def _base2(call: Merge) -> Iterator[Suspect]:
 )
 def _equal_weights(call: Merge) -> Iterator[Suspect]:
     total = merge(call.parts, call.base, names=call.names).logsumexp
-    each = total - math.log(len(call.parts), 2 if call.base == "2" else math.e)
-    yield Suspect(call._replace(parts=[State(output, each) for output, _ in call.parts]))
+    empty = np.stack([np.isinf(part.logsumexp) for part in call.parts])
+    present = np.maximum((~empty).sum(axis=0), 1)
+    kept = [np.where(at[..., None], 0, part.output) for at, part in zip(empty, call.parts, strict=True)]
+    for outputs, hidden, count in (
+        ([part.output for part in call.parts], np.zeros_like(empty), len(call.parts)),
+        (kept, np.zeros_like(empty), len(call.parts)),
+        (kept, empty, present),
+    ):
+        each = total - np.log(count) / (math.log(2) if call.base == "2" else 1)
+        sums = [np.where(at, -np.inf, each) for at in hidden]
+        yield Suspect(call._replace(parts=[State(*one) for one in zip(outputs, sums, strict=True)]))
 
 
 @_mistake(
@@ -338,9 +347,15 @@ def _equal_weights(call: Merge) -> Iterator[Suspect]:
     "every part has keys",
 )
 def _empty_weighs(call: Merge) -> Iterator[Suspect]:
-    parts = [State(output, np.where(np.isinf(sums), 0, sums)) for output, sums in call.parts]
     if any(np.isinf(part.logsumexp).any() for part in call.parts):
-        yield Suspect(call._replace(parts=parts))
+        for keeps in (True, False):  # what a part without keys holds, or 0
+            parts = []
+            for output, sums in call.parts:
+                empty = np.isinf(sums)
+                parts.append(
+                    State(output if keeps else np.where(empty[..., None], 0, output), np.where(empty, 0, sums))
+                )
+            yield Suspect(call._replace(parts=parts), of_output=True)
 
 
 @_mistake(

@@ -17,12 +17,14 @@ class Suspect(NamedTuple):
 
     unknown, nan: (b,), True for sequences of which nothing is known, and whose output is NaN; None for none
     detail: what tells it from others of the same mistake
+    of_output: True if the mistake may be one of the output alone, beside a logsumexp that is right
     """
 
     call: Call | Merge
     unknown: np.ndarray | None = None
     nan: np.ndarray | None = None
     detail: str = ""
+    of_output: bool = False
 
 
 # Numbers of the tokens and scores of a sequence that a mistake may give it, unless it has more: some milliseconds.

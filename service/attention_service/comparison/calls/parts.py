@@ -97,6 +97,7 @@ def question_of(asked: CallQuestion, part: np.ndarray, *, shapes_only: bool = Fa
         asked.liberties,
         time_limit=asked.time_limit,
         is_decoded=True,
+        suggests=False,
     )
 
 

@@ -30,7 +30,17 @@ ONLY_OUTPUT: Final = ("output", "value", "values", "empty", "gate", "merge")
 # Mutants whose answer depends on the order of rounding, or on all rows, and those of tiles and parts, which are many:
 # neither combined with others nor estimated.
 NOT_COMBINED: Final = frozenset(
-    {"precision", "output", "empty", "logsumexp", "softmax.no_max", "mask.finite", "heads.layout", "heads.as_tokens"}
+    {
+        "precision",
+        "output",
+        "empty",
+        "logsumexp",
+        "softmax.no_max",
+        "mask.finite",
+        "mask.in_max",
+        "heads.layout",
+        "heads.as_tokens",
+    }
     | {
         "query",
         "keys.layout",

@@ -83,6 +83,8 @@ def _other_size(evidence: Evidence) -> Iterator[Case]:
     if "output" not in evidence.actual or case.steps["output"] or (linear is not None and linear.bias is not None):
         return
     sent, right = evidence.actual["output"], evidence.right["output"]
+    if sent.any() and (right.any(axis=-1) & ~sent.any(axis=-1)).any():
+        return  # no other factor makes a row 0
     finite = np.isfinite(sent) & np.isfinite(right)
     sent, right = sent[finite].astype(np.float64), right[finite]
     if size := float(np.dot(right, right)):

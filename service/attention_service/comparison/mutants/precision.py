@@ -13,9 +13,12 @@ from attention_service.comparison.errors import largest_number
 from attention_service.comparison.floors import tokens
 from attention_service.comparison.legal import legal_roundings
 from attention_service.comparison.mutants.table import mutant
-from attention_service.comparison.problem import Answer, Problem, Rounding, attention
+from attention_service.comparison.problem import Answer, Problem, Rounding, attention, masked_scores
 
 MOST: Final = largest_number(np.dtype(np.float16))
+# Sums over fewer keys lose no more if they grow key by key; rows of a problem that such sums are computed for.
+LONG: Final = 256
+ROWS: Final = 16
 
 
 def _plain(case: Case) -> Rounding:
@@ -32,6 +35,32 @@ def precision_scores(case: Case) -> Iterator[Case]:
 def precision_accumulate(case: Case) -> Iterator[Case]:
     if case.dtype.itemsize < 4:
         yield case.changed(rounding=replace(_plain(case), sums=case.dtype))
+    if case.dtype == np.float16 and case.plan.normalization == "softmax" and case.plan.sizes.key_length >= LONG:
+        yield case.changed(
+            rounding=_plain(case), softmax=_running, detail="key by key, of weights that are not divided"
+        )
+
+
+def _running(problem: Problem) -> Answer:
+    """Attention whose sum of exponentials times values is kept in float16 and grows key by key, beside that of
+    exponentials in float32. A few rows say how large the error is; the others are those of `attention`."""
+    answer, chosen = attention(problem), slice(None, None, -(-problem.scores.shape[2] // ROWS))
+    scores = masked_scores(problem)[:, :, chosen]
+    largest, total = np.full(scores.shape[:3], -np.inf, scores.dtype), np.zeros(scores.shape[:3], scores.dtype)
+    sums = np.zeros((*scores.shape[:3], problem.value.shape[-1]), np.float16)
+    for key in range(scores.shape[-1]):
+        new = np.maximum(largest, scores[..., key])
+        shift = np.where(np.isneginf(new), 0, new)
+        change, power = np.exp(largest - shift), np.exp(scores[..., key] - shift)
+        if (change != 1).any():
+            sums = (sums * change[..., None]).astype(np.float16)
+        sums = (sums + power[..., None] * problem.value[:, :, None, key]).astype(np.float16)
+        largest, total = new, total * change + power
+    if problem.sinks is not None:
+        total = total + np.exp(np.broadcast_to(problem.sinks, problem.scores.shape[:3])[..., chosen] - largest)
+    output, seen = answer.output.copy(), (total > 0)[..., None]
+    output[:, :, chosen] = np.divide(sums, total[..., None], out=np.zeros(sums.shape, output.dtype), where=seen)
+    return replace(answer, output=output)
 
 
 @mutant("precision.overflow16", "Products of query and key beyond 65504 become infinite, as in float16.")

@@ -1,6 +1,8 @@
 """`make test-deep`: how good comparisons are, by thousands of random requests with planted mistakes.
 
-    python -m tests.deep_compare [mistakes pairs power apart right kernels gradients backwards] [--draws N] [--seed N]
+    python -m tests.deep_compare [PART ...] [--draws N] [--seed N]
+
+A PART is mistakes, pairs, power, apart, right, kernels, formulas, gradients or backwards.
 
 Each part prints its figures, and what it got wrong. The exit status is 1 if a figure is below what it should be.
 """
@@ -8,6 +10,7 @@ Each part prints its figures, and what it got wrong. The exit status is 1 if a f
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -26,6 +29,7 @@ from attention_service.comparison.recipes import POSITIONAL
 from attention_service.comparison.sample import everything
 from attention_service.comparison.solve import solve
 from attention_service.library import attend, compare
+from tests.helpers.formulas import is_of, plant, table
 from tests.helpers.planted import COMMON_PAIRS, Draw, draw, named_first, random_recipe, returned, shown, tells_apart
 from tests.helpers.planted_gradients import draw_gradients
 from tests.helpers.right_backward import backward, random_request
@@ -36,6 +40,7 @@ from tests.peers.conformance.adapters import ADAPTERS
 MISTAKES: Final = 0.95
 PAIRS: Final = 0.80
 GRADIENTS: Final = 0.98
+FORMULAS: Final = 0.98
 # Options that other libraries have.
 OPTIONS_OF_OTHERS: Final = {"is_causal", "mask", "key_mask", "bias", "softcap", "sinks", "alibi_slopes", "window"}
 # Mistakes that can be planted: an output may resemble those of rounding, but never prove them.
@@ -278,6 +283,51 @@ def backwards(count: int, seed: int) -> bool:
     return not any(name.startswith(("wrong", "imprecise")) for name in counts)
 
 
+def formulas(count: int, seed: int) -> bool:
+    """Plant mistakes by formulas that share no line with the product, and count those named first, or told by a fact.
+
+    What has no name must have a true fact. A proof of another mistake is false unless its formula agrees. The right
+    answers of the same formulas must not be wrong.
+    """
+    counts = Counter[str]()
+    names = [*table.MISTAKES, *table.FACTS]
+    for number, name in itertools.product(range(-(-count // len(names))), names):
+        planted = plant(name, seed + number)
+        if planted is None:
+            continue
+        if compare(planted.right, **planted.fields, time_limit=1e-3).verdict.status in ("wrong", "imprecise"):
+            counts["right ones accused"] += 1
+            print(f"  right: {name}, seed {seed + number}", flush=True)
+        report = compare(planted.sent, **planted.fields)
+        best = report.hypotheses[0] if report.hypotheses else None
+        told = {fact.name for fact in report.facts} & {*planted.facts}
+        names_of_best = () if best is None else (best.name, *best.also)
+        is_proof = best is not None and best.certainty == "proof"
+        is_false = is_proof and planted.name not in names_of_best
+        is_false = is_false and not any(
+            one in planted.facts or is_of(one, name, seed + number) for one in names_of_best
+        )
+        if planted.name in report.power.survivors or report.verdict.status not in ("wrong", "imprecise"):
+            counts["untellable"] += 1
+        elif planted.name in names_of_best:
+            counts["first"] += 1
+        elif told or (is_proof and not is_false):
+            counts["explained"] += 1
+        else:
+            counts["not explained"] += 1
+            facts = [fact.message for fact in report.facts[:1]]
+            print(f"  {name}, seed {seed + number}: {[one.name for one in report.hypotheses[:2]]} {facts}", flush=True)
+        counts["false proof"] += is_false
+        if is_false:
+            print(f"  false proof: {name}, seed {seed + number}: {names_of_best[:1]}", flush=True)
+    told_of = counts["first"] + counts["explained"]
+    share = told_of / (told_of + counts["not explained"])
+    print(
+        f"formulas: {share:.2%} of {told_of + counts['not explained']} tellable ones named or explained; {dict(counts)}"
+    )
+    return share >= FORMULAS and not counts["false proof"] and not counts["right ones accused"]
+
+
 PARTS: Final = {
     "mistakes": (mistakes, 10_000),
     "pairs": (pairs, 900),
@@ -285,6 +335,7 @@ PARTS: Final = {
     "apart": (apart, 100),
     "right": (right, 10_000),
     "kernels": (kernels, 2_000),
+    "formulas": (formulas, 3_000),
     "gradients": (gradients, 4_000),
     "backwards": (backwards, 1_000),
 }

@@ -63,10 +63,10 @@ class Hypothesis:
     def rank(self) -> tuple[bool, bool, int, int, float]:
         """The order of hypotheses: proofs, then what explains enough to be told, with fewer mistakes first.
 
-        Rounding explains by chance what is nearly right: it comes after what explains almost all, but before a fitted
-        number that leaves some, as rounding may make all numbers too small, too.
+        Rounding explains by chance what is nearly right: it comes after what explains almost all, but before a factor
+        of the output that leaves some, as rounding may make all numbers too small, too.
         """
-        is_loose = self.candidate.is_fitted and self.ratio > CORRECT
+        is_loose = "output.scaled" in self.candidate.names and self.ratio > CORRECT
         place = 1 if self.candidate.rounds else 0 if self.is_close and not is_loose else 2
         return not self.is_proof, not self.is_told, len(self.candidate.names), place, -self.explained
 

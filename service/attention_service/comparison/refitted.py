@@ -62,7 +62,7 @@ def refitted(wrong: Wrong) -> Iterator[Fact]:
         yield from (fact for find in (_head_numbers, _known_in_part, _other_keys, _parts) for fact in find(wrong))
 
 
-def _told(wrong: Wrong, predict: Predict, lost: float) -> str:
+def told(wrong: Wrong, predict: Predict, lost: float) -> str:
     """Where a prediction was sent, see `Wrong.said`; tried for the first few of the wrong rows, then for all."""
     for place in np.argwhere(wrong.rows)[:: -(-int(wrong.rows.sum()) // PROBED)]:
         sample = Sample(*place[:, None])
@@ -89,7 +89,7 @@ def _parts(wrong: Wrong) -> Iterator[Fact]:
         if tile < keys and 2 * count <= features:
             nothing = np.zeros(count + 1)
             about = np.array([nothing + np.inf, nothing - np.inf, nothing, nothing, nothing + np.inf])
-            said = _told(wrong, partial(_of_parts, wrong, tile, hidden, about), 0.0)
+            said = told(wrong, partial(_of_parts, wrong, tile, hidden, about), 0.0)
             if said and about[3, 0] >= SHARE * about[3, 1] and _shown_parts(wrong, about, count).any():
                 said = wrong.every(is_wrong=not wrong.rows.all())  # factors are those of wrong rows
                 yield _fact_of_parts(wrong, said, about, tile, hidden)
@@ -174,7 +174,7 @@ def _other_keys(wrong: Wrong) -> Iterator[Fact]:
     for (low, high), (one, first), (other, last) in itertools.product(runs, ends[:3], ends[:2] + ends[3:]):
         a, b = low - first[place], high - last[place]
         predict = partial(_of_run, first + a, last + b)
-        if said := _told(wrong, predict, 2 * math.log2(6 * case.plan.sizes.key_length)):
+        if said := told(wrong, predict, 2 * math.log2(6 * case.plan.sizes.key_length)):
             text = f"{said} {{}} is right for other keys: those from {one.format(a)} to {other.format(b - 1)}"
             yield wrong.fact("other_keys", text, start=a, stop=b)
             return
@@ -230,7 +230,7 @@ def _known_in_part(wrong: Wrong) -> Iterator[Fact]:
             continue
         if np.all(distances(sent, solve(one.case, sample).output) <= wrong.tolerance):
             tried += 1
-            if _told(wrong, partial(_of_case, one.case), math.log2(len(MUTANTS))) == wrong.every(is_wrong=True):
+            if told(wrong, partial(_of_case, one.case), math.log2(len(MUTANTS))) == wrong.every(is_wrong=True):
                 text = (
                     f"every wrong row of {{}} is that of a known mistake, which other rows do not have: {one.message}"
                 )
@@ -255,7 +255,7 @@ def _head_numbers(wrong: Wrong) -> Iterator[Fact]:
         by, factors, *errors = numbers
         for a, b in ((_simplest(by, errors[0]), _simplest(factors, errors[1])), (by, factors)):
             predict = partial(_times_case, make(a), b)
-            if said := _told(wrong, predict, 2 * wrong.sums[3].max(axis=(0, 2)).sum()):
+            if said := told(wrong, predict, 2 * wrong.sums[3].max(axis=(0, 2)).sum()):
                 of = f" of heads 0 to {len(a[:LISTED]) - 1}" if np.ptp(a) or np.ptp(b) else ""
                 text = f"{said} {{}}{of} is right for the {name} times {_listed(a, errors[0])}"
                 text += f", and multiplied by {_listed(b, errors[1])}" if (b != 1).any() else ""

@@ -157,6 +157,7 @@ def request(random: np.random.Generator, needs: tuple[str, ...]) -> Attention:
     """A random request that has some options. needs: options, and words on sizes"""
     found = Attention(random, TYPES[random.integers(len(TYPES))])
     options = {*needs} | {name for name in EXTRAS if random.random() < 0.12}
+    options -= {"past", "softcap", "clip_qkv", "rotary"} if "low" in options else set()
     options -= {"sinks"} if "sigmoid" in options else set()
     options -= {"past"} if "square" in options else set()
     b, g, group, n, m, d, e = _sizes(random, options)
@@ -168,6 +169,9 @@ def request(random: np.random.Generator, needs: tuple[str, ...]) -> Attention:
 
     query = normal(b, g * group, n, d, spread=float(random.choice([1.0, 2.5])))
     key = normal(b, g, m - past, d)
+    if "low" in options:  # all scores are about -200
+        size = round(math.sqrt(200 * math.sqrt(d)))
+        query[..., 0], key[..., 0] = -size, size
     value = (normal(b, g, m - past, e) + random.normal(size=(1, g, 1, 1)) * 2).astype(found.dtype)
     found.fields = {"query": query, "key": key, "value": value, "layout": "bhld"}
     found.options = frozenset(options)

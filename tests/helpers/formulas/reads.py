@@ -212,7 +212,7 @@ def _mask_finite(a: Attention) -> Answer:
     return softmax(np.where(a.seen(), a.scores(), -1e4), a.values(), a.sinks)
 
 
-@mistake("mask.in_max", "is_causal", "mask", "no_empty")
+@mistake("mask.in_max", "is_causal", "mask", "no_empty", "low")
 def _mask_in_max(a: Attention) -> Answer:
     """Scores far below 0: in float32, exponentials of less than -104 are 0."""
     type_ = np.float64 if a.dtype == np.float64 else np.float32

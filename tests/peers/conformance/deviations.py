@@ -123,8 +123,8 @@ output.dtype.name  # 'float64'
     Deviation(
         "Keras and rows without a key",
         "`MultiHeadAttention` returns the mean of all values for a row that sees no key, but 0 if "
-        "`return_attention_scores` is set. Seen with torch and TensorFlow as its backends, also where only a causal mask "
-        "and padding together hide all keys.",
+        "`return_attention_scores` is set. Seen with torch and TensorFlow as its backends, also where only a causal "
+        "mask and padding together hide all keys.",
         (("keras", "mask.empty_row"), ("keras", "causal.padding")),
         """\
 import os
@@ -156,8 +156,8 @@ keras.backend.standardize_dtype(keras.ops.dot_product_attention(tokens, tokens, 
     ),
     Deviation(
         "ONNX Runtime and one query with a past",
-        "A causal query sees the past and its own key. If it is alone, and comes with several new keys, the kernel shows "
-        "it all of them. Below, values are 0, 2 and 4, and 1 is right.",
+        "A causal query sees the past and its own key. If it is alone, and comes with several new keys, the kernel "
+        "shows it all of them. Below, values are 0, 2 and 4, and 1 is right.",
         (("onnxruntime", "past.one_query"),),
         """\
 import numpy as np
@@ -304,7 +304,7 @@ output.isnan().all().item()  # True
         "NaN and infinity in hidden keys and values",
         "All libraries here multiply weights of 0 by hidden values, and 0 · ∞ is NaN: what is hidden must be finite. "
         "The formula that torch documents says so; for the others this is measured. In this service what is hidden has "
-        "no effect.",
+        "no effect, as in ggml's fused operation, which is not on this page.",
         tuple((name, "hidden_nan") for name in ALL),
         """\
 import numpy as np

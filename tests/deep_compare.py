@@ -286,8 +286,8 @@ def backwards(count: int, seed: int) -> bool:
 def formulas(count: int, seed: int) -> bool:
     """Plant mistakes by formulas that share no line with the product, and count those named first, or told by a fact.
 
-    What has no name must have a true fact. A proof of another mistake is false unless its formula agrees. The right
-    answers of the same formulas must not be wrong.
+    What has no name must have a true fact. A proof of another mistake is false unless its formula agrees within legal
+    rounding. The right answers of the same formulas must not be wrong.
     """
     counts = Counter[str]()
     names = [*table.MISTAKES, *table.FACTS]
@@ -304,8 +304,9 @@ def formulas(count: int, seed: int) -> bool:
         names_of_best = () if best is None else (best.name, *best.also)
         is_proof = best is not None and best.certainty == "proof"
         is_false = is_proof and planted.name not in names_of_best
+        apart = 2 * (report.baseline["output"].limit or 0.0)
         is_false = is_false and not any(
-            one in planted.facts or is_of(one, name, seed + number) for one in names_of_best
+            one in planted.facts or is_of(one, name, seed + number, apart) for one in names_of_best
         )
         if planted.name in report.power.survivors or report.verdict.status not in ("wrong", "imprecise"):
             counts["untellable"] += 1

@@ -50,8 +50,8 @@ def plant(name: str, seed: int) -> Planted | None:
     return Planted(name.partition(" (")[0], asked.fields, known, sent, facts)
 
 
-def is_of(name: str, planted: str, seed: int) -> bool:
-    """True if another mistake, in one of its forms, makes of a planted request what was sent for it."""
+def is_of(name: str, planted: str, seed: int, tolerance: float) -> bool:
+    """True if another mistake, in one of its forms, makes of a planted request what was sent, up to a tolerance."""
     asked, make, _ = _asked(planted, seed)
     with np.errstate(all="ignore"):
         sent = make(asked)
@@ -64,7 +64,7 @@ def is_of(name: str, planted: str, seed: int) -> bool:
             if (
                 sent is not None
                 and answer is not None
-                and np.allclose(answer[0], sent[0], rtol=1e-6, atol=1e-6, equal_nan=True)
+                and np.allclose(answer[0], sent[0], rtol=0, atol=tolerance, equal_nan=True)
             ):
                 return True
     return False

@@ -332,6 +332,48 @@ def test_a_feature_in_the_place_of_two_is_no_other_order() -> None:
     )
 
 
+def test_weights_tell_the_function_that_scores_went_through() -> None:
+    """x - 0.02 x³ in the place of x: weights of one row tell it up to a number, those of all rows together."""
+    own = Attention(np.float32)
+    scores = own.products - 0.02 * own.products**3
+    powers = np.where(own.hidden, 0, np.exp(scores - scores.max(axis=-1, keepdims=True)))
+    [found] = own.facts(attention_weights=powers / powers.sum(axis=-1, keepdims=True))
+    assert found.message.startswith("In every row the scores behind attention_weights are a function of the scaled")
+    x, told = np.array(found.numbers["scores"]), np.array(found.numbers["told"])
+    right = x - 0.02 * x**3
+    assert told - told[2] == pytest.approx(right - right[2], abs=0.01)
+    drawn = np.random.default_rng(0).uniform(0.9, 1.1, scores.shape)  # as no function of the scores
+    powers = np.where(own.hidden, 0, own.powers * drawn)
+    assert own.facts(attention_weights=powers / powers.sum(axis=-1, keepdims=True)) == []
+
+
+@pytest.mark.parametrize("name", ["output", "logsumexp", "attention_weights"])
+def test_a_softcap_by_another_function(name: str) -> None:
+    """Cut off at the cap, in the place of cap · tanh(x / cap); and by another cap."""
+    own, cap = Attention(np.float32), 1.5
+    own.fields["softcap"] = cap
+
+    def sent(scores: np.ndarray) -> dict[str, np.ndarray]:
+        powers = np.where(own.hidden, 0, np.exp(scores))
+        total = powers.sum(axis=-1, keepdims=True)
+        arrays = {"output": powers @ own.value / total, "logsumexp": np.log(total[..., 0])}
+        return {name: (arrays | {"attention_weights": powers / total})[name]}
+
+    assert own.facts(**sent(cap * np.tanh(own.products / cap))) == []
+    [found] = own.facts(**sent(np.clip(own.products, -cap, cap)))
+    assert (found.name, "the softcap times min(max(x, -1), 1)" in found.message) == ("score_curve", True)
+    [found] = own.facts(**sent(2 * np.tanh(own.products / 2)))
+    assert "c · tanh(score / c), with c = 2.0000" in found.message
+
+
+def test_the_neighbour_added_to_a_row() -> None:
+    own = Attention(np.float32)
+    [found] = own.facts(output=own.output + np.roll(own.output, 1, axis=2))
+    assert found.message == (
+        "In every row the output has the right one of another place added to it: row i is that of i-1."
+    )
+
+
 def test_float16_overflows() -> None:
     """The products of 256 and 1024 with 64 are 16384 and 65536, which float16 does not hold."""
     own = Attention(np.float16, is_causal=False)
@@ -381,6 +423,7 @@ def test_rows_without_keys() -> None:
         (1.2345, math.inf, "any number"),
         (1.0, 0.0, "1"),
         (0.0, 1.0, "0"),
+        (3e-6, 6e-6, "0"),
     ],
 )
 def test_numbers_have_the_digits_that_are_known(number: float, error: float, text: str) -> None:

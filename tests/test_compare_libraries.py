@@ -193,7 +193,7 @@ def test_one_column_is_not_the_first_of_several_parts() -> None:
     assert "keys.share_read" not in [one.name for one in report.hypotheses]
 
 
-@pytest.mark.parametrize("name", NEW)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n == "mask.in_max" else ()) for n in NEW])
 def test_what_formulas_plant_is_named(name: str) -> None:
     """By formulas that share no line with the product, for the first requests that can tell."""
     named = 0

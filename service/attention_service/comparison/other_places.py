@@ -67,18 +67,22 @@ def permuted(wrong: Wrong) -> Iterator[Fact]:
     """Rows have their right numbers in another order, or 0 in the place of some; or these are added to them."""
     length, at = wrong.right.shape[3], wrong.some(ROWS)
     for is_added in (False, True) if 2 <= length <= MAX_FEATURES else ():
-        sent, right = _sent(wrong, at, is_added=is_added)[0].T, wrong.right[at].T
-        order = (np.square(right).sum(axis=1) - 2 * (sent @ right.T)).argmin(axis=1)
-        kept = sent.any(axis=1)
-        lost = length * math.log2(length + 1)
+        sent, tolerance = _sent(wrong, at, is_added=is_added)
+        columns = wrong.right[at].T
+        order = (np.square(columns).sum(axis=1) - 2 * (sent.T @ columns.T)).argmin(axis=1)
+        kept = sent.any(axis=0)
+        near = np.where(kept, wrong.right[at][:, order], 0)
+        if kept.sum() < 2 or len(set(order.tolist())) < 2 or not (distances(sent, near) <= tolerance).all():
+            continue
         others = np.where(kept, wrong.right[..., order], 0)
-        if kept.sum() > 1 and len(set(order.tolist())) > 1 and (said := _said(wrong, lost, others, is_added=is_added)):
+        if said := _said(wrong, length * math.log2(length + 1), others, is_added=is_added):
+            is_order = len(set(order[kept].tolist())) == kept.sum()
             order, zeros = np.where(kept, order, -1), "" if kept.all() else ", or is 0 where that is -1"
-            listed = f"number i is {order[:LISTED].tolist()}[i]{zeros}"
-            is_order = len(set(order[order >= 0].tolist())) == kept.sum()
             what = "its right numbers in another order" if is_order else "right numbers more than once"
-            text = f"{said} {{}} has {what}{', added to itself' * is_added}: {listed}"
-            yield wrong.fact("permuted", text, order=order[:LISTED])
+            listed = f"number i is {order[:LISTED].tolist()}[i]{zeros}"
+            yield wrong.fact(
+                "permuted", f"{said} {{}} has {what}{', added to itself' * is_added}: {listed}", order=order[:LISTED]
+            )
             return
 
 

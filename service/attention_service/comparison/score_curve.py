@@ -23,7 +23,7 @@ from attention_service.schemas.compare import Fact
 SCORES: Final = ("scaled_scores", "capped_scores", "masked_scores")
 WEIGHTS: Final = ("attention_weights", "weights_without_sinks")
 # Arrays with more numbers are not looked at; keys of a row and points of a curve, at least.
-MOST: Final = 2**20
+MOST: Final = 2**16
 OF_ROW: Final = 4
 FEWEST: Final = 64
 # A score is known if its error is at most this. The curve must be so many times longer than the errors of its points.

@@ -59,7 +59,8 @@ softcap.not_divided softcap.times_score merge.base2 merge.unweighted merge.empty
 causal.by_tile causal.packed_group query.layout keys.layout values.layout kv.layout heads.kv_reversed
 bias.log2e sinks.base2 alibi.factor alibi.log2e rotary.other_dim rotary.positions_shifted window.missing_rows
 scale.by_tile precision.overflow16 heads.regrouped heads.as_tokens features.first_part
-features.read_again query_lengths.absent
+features.read_again causal.last_row empty.hidden_keys heads.values_only mask.in_max padding.in_sum
+scale.zero_is_default query_lengths.absent
 """.split()  # noqa: SIM905  # a hundred strings would be harder to read
 
 # Two queries, keys and values: the scores are 1/√2 on the diagonal and 0 beside it.

@@ -326,7 +326,52 @@ def test_a_change_of_one_row_is_no_fact_about_all() -> None:
 
 def test_a_feature_in_the_place_of_two_is_no_other_order() -> None:
     own = Attention(np.float32)
-    assert own.facts(output=own.output[..., [0, 0, *range(2, 16)]]) == []
+    [found] = own.facts(output=own.output[..., [0, 0, *range(2, 16)]])
+    assert found.message == (
+        f"In every row the output has right numbers more than once: number i is {[0, 0, *range(2, 16)]}[i]."
+    )
+
+
+def test_weights_tell_the_function_that_scores_went_through() -> None:
+    """x - 0.02 x³ in the place of x: weights of one row tell it up to a number, those of all rows together."""
+    own = Attention(np.float32)
+    scores = own.products - 0.02 * own.products**3
+    powers = np.where(own.hidden, 0, np.exp(scores - scores.max(axis=-1, keepdims=True)))
+    [found] = own.facts(attention_weights=powers / powers.sum(axis=-1, keepdims=True))
+    assert found.message.startswith("In every row the scores behind attention_weights are a function of the scaled")
+    x, told = np.array(found.numbers["scores"]), np.array(found.numbers["told"])
+    right = x - 0.02 * x**3
+    assert told - told[2] == pytest.approx(right - right[2], abs=0.01)
+    drawn = np.random.default_rng(0).uniform(0.9, 1.1, scores.shape)  # as no function of the scores
+    powers = np.where(own.hidden, 0, own.powers * drawn)
+    assert own.facts(attention_weights=powers / powers.sum(axis=-1, keepdims=True)) == []
+
+
+@pytest.mark.parametrize("name", ["output", "logsumexp", "attention_weights"])
+def test_a_softcap_by_another_function(name: str) -> None:
+    """Cut off at the cap, in the place of cap · tanh(x / cap); and by another cap."""
+    own, cap = Attention(np.float32), 1.5
+    own.fields["softcap"] = cap
+
+    def sent(scores: np.ndarray) -> dict[str, np.ndarray]:
+        powers = np.where(own.hidden, 0, np.exp(scores))
+        total = powers.sum(axis=-1, keepdims=True)
+        arrays = {"output": powers @ own.value / total, "logsumexp": np.log(total[..., 0])}
+        return {name: (arrays | {"attention_weights": powers / total})[name]}
+
+    assert own.facts(**sent(cap * np.tanh(own.products / cap))) == []
+    [found] = own.facts(**sent(np.clip(own.products, -cap, cap)))
+    assert (found.name, "the softcap times min(max(x, -1), 1)" in found.message) == ("score_curve", True)
+    [found] = own.facts(**sent(2 * np.tanh(own.products / 2)))
+    assert "c · tanh(score / c), with c = 2.0000" in found.message
+
+
+def test_the_neighbour_added_to_a_row() -> None:
+    own = Attention(np.float32)
+    [found] = own.facts(output=own.output + np.roll(own.output, 1, axis=2))
+    assert found.message == (
+        "In every row the output has the right one of another place added to it: row i is that of i-1."
+    )
 
 
 def test_float16_overflows() -> None:
@@ -378,6 +423,7 @@ def test_rows_without_keys() -> None:
         (1.2345, math.inf, "any number"),
         (1.0, 0.0, "1"),
         (0.0, 1.0, "0"),
+        (3e-6, 6e-6, "0"),
     ],
 )
 def test_numbers_have_the_digits_that_are_known(number: float, error: float, text: str) -> None:
@@ -440,9 +486,7 @@ def test_facts_about_arrays_of_keys_count_keys() -> None:
     assert found.message == "For every key key is right for another place: key i is that of i-2."
     entropy = np.log(own.total) - (weights * np.where(own.hidden, 0, own.scores - own.top[..., None])).sum(axis=-1)
     [found] = facts(own.fields, {"entropy": np.roll(entropy, 1, axis=1)})
-    assert found.message.startswith(
-        "Every wrong row of entropy is the right one of another row: [batch entry, head, row] [0, 0, 1] is [0, 2, 1], "
-    )
+    assert found.message == "Every wrong row of entropy is the right one of another row: head i is that of i-1."
 
 
 def test_the_verdict_tells_the_best_fact_and_what_is_right() -> None:
@@ -529,6 +573,11 @@ TRUE: Final[dict[str, set[str]]] = {
     "output.zeros": {"constant"},
     "softmax.no_max": {"constant"},  # NaN, or 0 where the sum is infinite
     "mask.finite": {"constant"},  # a logsumexp of rows that see no key
+    "mask.in_max": {"constant"},  # NaN, or minus infinity
+    "padding.in_sum": {"row_factor", "extra_sum"},
+    "empty.hidden_keys": {"other_keys"},  # all of them
+    "causal.last_row": {"known_in_part"},  # that there is no mask
+    "output.packed": {"reordered"},
     "empty.nan": {"constant"},
     "causal.by_tile": {"constant"},  # of rows that see no key, whose tile is hidden
     "empty.last_key": {"constant", "offset", "moved", "other_keys"},  # of one row, or one feature; the last key alone

@@ -114,7 +114,9 @@ def random_recipe(random: np.random.Generator, names: tuple[str, ...], may_have:
         keys=keys,
         head_dim=head_dim,
         value_dim=value_dim,
-        scale=recipe.scale or (float(random.choice([0.2, 0.5])) if random.random() < 0.2 else None),
+        scale=(float(random.choice([0.2, 0.5])) if random.random() < 0.2 else None)
+        if recipe.scale is None
+        else recipe.scale,
     )
 
 

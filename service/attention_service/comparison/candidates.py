@@ -27,8 +27,8 @@ MESSAGES: Final = {name: mutant.message for name, mutant in MUTANTS.items()} | {
 FITTED: Final = frozenset({"scale.other", "output.scaled", "causal.other_offset"})
 # Groups of mutants that are looked for in the output alone.
 ONLY_OUTPUT: Final = ("output", "value", "values", "empty", "gate", "merge")
-# Mutants whose answer depends on the order of rounding, or on all rows, and those of tiles and parts, which are many:
-# neither combined with others nor estimated.
+# Mutants whose answer depends on the order of rounding, or on all rows, those of tiles and parts, which are many, and
+# those of single libraries: neither combined with others nor estimated.
 NOT_COMBINED: Final = frozenset(
     {"precision", "output", "empty", "logsumexp", "softmax.no_max", "mask.finite", "heads.layout", "heads.as_tokens"}
     | {
@@ -43,6 +43,7 @@ NOT_COMBINED: Final = frozenset(
         "features",
     }
     | {"causal.by_tile", "window.missing_rows", "softmax.padded_lanes"}
+    | {"mask.in_max", "padding.in_sum", "causal.last_row", "heads.values_only", "scale.zero_is_default"}
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -25,6 +26,9 @@ from attention_service.comparison.solve import make_problem, solve
 # Factors of the scale that are tried first, as powers of two, and steps of the search around the best of them.
 POWERS: Final = np.arange(-10, 10.25, 0.5)
 STEPS: Final = 40
+# Steps of Gauss and Newton after it, and a small change of a power of two, which tells how an answer changes with it.
+NEWTON: Final = 2
+NEAR: Final = 2.0**-16
 # Features by which offsets are told apart, and how far errors of offsets may be apart that are the same.
 FEATURES: Final = 4
 CLOSE: Final = 1e-6
@@ -65,6 +69,17 @@ def _other_scale(evidence: Evidence, check: Check) -> Case:
     def case(power: float, sign: float) -> Case:
         return scaled(evidence.case, sign * start * 2.0**power)
 
+    def left(power: float, sign: float) -> np.ndarray:
+        check()
+        arrays = evidence.answer(("scale.other",), case(power, sign)).arrays
+        return np.concatenate(
+            [
+                _finite(evidence.actual[name] - arrays[name])
+                / (evidence.baselines[name] * math.sqrt(arrays[name].size))
+                for name in evidence.wrong
+            ]
+        )
+
     def error(power: float, sign: float) -> float:
         check()
         return evidence.unexplained(evidence.answer(("scale.other",), case(power, sign)).arrays)
@@ -72,8 +87,37 @@ def _other_scale(evidence: Evidence, check: Check) -> Case:
     middle, sign = min(
         ((power, sign) for power in POWERS.tolist() for sign in (1.0, -1.0)), key=lambda one: error(*one)
     )
-    best = _minimum(lambda power: error(power, sign), middle - 0.5, middle + 0.5)
-    return case(middle if error(middle, sign) <= error(best, sign) else best, sign)
+    best = minimum(lambda power: error(power, sign), middle - 0.5, middle + 0.5)
+    best = middle if error(middle, sign) <= error(best, sign) else best
+    return case(improved(partial(left, sign=sign), best), sign)
+
+
+def _finite(array: np.ndarray) -> np.ndarray:
+    """The numbers of an array, 0 for those that are not finite."""
+    found: np.ndarray = np.nan_to_num(array, nan=0.0, posinf=0.0, neginf=0.0).ravel()
+    return found
+
+
+def least_squares(left: Callable[[float], np.ndarray], tried: list[float]) -> float:
+    """The number that leaves the least squares, near the best of those that are tried, half a unit apart."""
+
+    def error(number: float) -> float:
+        return float(np.square(left(number)).sum())
+
+    middle = min(tried, key=error)
+    best = minimum(error, middle - 0.5, middle + 0.5)
+    return improved(left, middle if error(middle) <= error(best) else best)
+
+
+def improved(left: Callable[[float], np.ndarray], number: float) -> float:
+    """The number that leaves the least squares, by Gauss and Newton: a search finds half of its digits."""
+    for _ in range(NEWTON):
+        here = left(number)
+        slope = (here - left(number + NEAR)) / NEAR
+        squares = float(np.dot(slope, slope))
+        step = float(np.dot(slope, here)) / squares if squares else 0.0
+        number += step if abs(step) < NEAR else 0.0
+    return number
 
 
 def _other_size(evidence: Evidence) -> Iterator[Case]:
@@ -83,6 +127,8 @@ def _other_size(evidence: Evidence) -> Iterator[Case]:
     if "output" not in evidence.actual or case.steps["output"] or (linear is not None and linear.bias is not None):
         return
     sent, right = evidence.actual["output"], evidence.right["output"]
+    if sent.any() and (right.any(axis=-1) & ~sent.any(axis=-1)).any():
+        return  # no other factor makes a row 0
     finite = np.isfinite(sent) & np.isfinite(right)
     sent, right = sent[finite].astype(np.float64), right[finite]
     if size := float(np.dot(right, right)):
@@ -131,7 +177,7 @@ def _errors_of_prefixes(evidence: Evidence) -> np.ndarray:
     return np.nan_to_num(errors, nan=0.0, posinf=0.0)
 
 
-def _minimum(function: Callable[[float], float], low: float, high: float) -> float:
+def minimum(function: Callable[[float], float], low: float, high: float) -> float:
     """The place of the minimum of a function of one number, by golden-section search (Kiefer 1953)."""
     golden = (math.sqrt(5) - 1) / 2
     a, b = high - golden * (high - low), low + golden * (high - low)

@@ -63,9 +63,11 @@ class Hypothesis:
     def rank(self) -> tuple[bool, bool, int, int, float]:
         """The order of hypotheses: proofs, then what explains enough to be told, with fewer mistakes first.
 
-        Rounding explains by chance what is nearly right: it comes after what explains almost all.
+        Rounding explains by chance what is nearly right: it comes after what explains almost all, but before a factor
+        of the output that leaves some, as rounding may make all numbers too small, too.
         """
-        place = 1 if self.candidate.rounds else 0 if self.is_close else 2
+        is_loose = "output.scaled" in self.candidate.names and self.ratio > CORRECT
+        place = 1 if self.candidate.rounds else 0 if self.is_close and not is_loose else 2
         return not self.is_proof, not self.is_told, len(self.candidate.names), place, -self.explained
 
 
@@ -199,11 +201,14 @@ def holds(one: Hypothesis, evidence: Evidence, actual: Arrays, limits: Mapping[s
 def joined(hypotheses: list[Hypothesis], evidence: Evidence, count: int) -> list[Hypothesis]:
     """The best of ranked hypotheses, those joined whose answers differ by no more than legal rounding.
 
+    Of one mistake that only resembles in several ways, the best way is kept.
     Of joined ones that of rows that see no key stands first: a finite mask is only found where other rows show it.
     """
     kept: list[Hypothesis] = []
     for one in hypotheses:
         name = " and ".join(one.candidate.names)
+        if not one.is_proof and any(other.candidate.names == one.candidate.names for other in kept):
+            continue
         for place, other in enumerate(kept):
             if ratio(one.candidate.arrays, other.candidate.arrays, evidence.baselines) <= CORRECT:
                 known = (" and ".join(other.candidate.names), *other.also)

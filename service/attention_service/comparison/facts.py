@@ -9,12 +9,14 @@ from typing import Final
 
 import numpy as np
 
-from attention_service.comparison.errors import distances, largest, largest_number
+from attention_service.comparison.errors import distances, largest_number
 from attention_service.comparison.legal import LOG2E
+from attention_service.comparison.other_places import elsewhere, moved, permuted, permuted_tiles, reordered
 from attention_service.comparison.other_scores import other_scores
 from attention_service.comparison.other_values import other_values
 from attention_service.comparison.places import plural_of
 from attention_service.comparison.refitted import refitted
+from attention_service.comparison.score_curve import score_curve
 from attention_service.comparison.wrong import Wrong, shown
 from attention_service.schemas.compare import Fact
 
@@ -26,15 +28,7 @@ ROUGHLY: Final = 1e-3
 ALIKE: Final = 4
 # Rows are wrong in order, by the keys that they see, if so many other rows could have been wrong in their place.
 CHOICES: Final = 1000
-# Rows by which features are told apart, and the most features that are.
-ROWS: Final = 256
-MAX_FEATURES: Final = 1024
 TILES: Final = (128, 64, 32, 16, 8)
-# Tiles of rows and features that a thread block, a warp or a matrix instruction stores.
-STORED: Final = ((16, 16), (8, 8), (16, 8), (8, 16), (8, 32), (32, 8), (32, 32))
-# More rows are not looked for in another place; pairs of rows that are compared at a time.
-MAX_ROWS: Final = 2**13
-PAIRS: Final = 2**18
 
 
 def find_facts(arrays: list[Wrong]) -> list[Fact]:
@@ -135,112 +129,6 @@ def constant(wrong: Wrong) -> Iterator[Fact]:
         yield wrong.fact("constant", text, elements=values.size)
 
 
-def moved(wrong: Wrong) -> Iterator[Fact]:
-    """Rows are the right ones of another place, which is as far away for each."""
-    first, shape = np.array(wrong.some(1)).ravel(), wrong.rows.shape
-    near = (distances(wrong.right, wrong.actual[tuple(first)]) <= wrong.tolerance).all(axis=-1)
-    steps = (np.argwhere(near) - first).tolist()
-    for step in steps if len(steps) <= LISTED and wrong.right.shape[3] > 1 else ():
-        rolled = np.roll(wrong.right, [-by for by in step], axis=(0, 1, 2))
-        if said := wrong.said(math.log2(wrong.rows.size), rolled):
-            step = [(by + length // 2) % length - length // 2 for by, length in zip(step, shape, strict=True)]
-            axes = zip(wrong.axes, step, strict=False)  # an array may have one more
-            words = [f"{name} i is that of i{by:+d}" for name, by in axes if by]
-            yield wrong.fact("moved", f"{said} {{}} is right for another place: {', '.join(words)}", steps=step)
-            return
-
-
-def permuted(wrong: Wrong) -> Iterator[Fact]:
-    """Rows have their right numbers in another order, or 0 in the place of some."""
-    length = wrong.right.shape[3]
-    if 2 <= length <= MAX_FEATURES:
-        chosen = wrong.some(ROWS)
-        order = _order(wrong.actual[chosen], wrong.right[chosen])
-        lost = length * math.log2(length + 1)
-        if order.any() and (said := wrong.said(lost, np.where(order < 0, 0, wrong.right[..., order]))):
-            zeros = ", or is 0 where that is -1" if (order < 0).any() else ""
-            text = f"{{}} has its right numbers in another order: number i is {order[:LISTED].tolist()}[i]{zeros}"
-            yield wrong.fact("permuted", f"{said} {text}", order=order[:LISTED])
-
-
-def _order(actual: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Which right number (n,) each number of these rows (r, n) is, -1 for 0; all 0 if two are the same one."""
-    found = (np.square(right).sum(axis=0)[:, None] - 2 * (right.T @ actual)).argmin(axis=0)
-    kept = actual.any(axis=0)
-    is_order = 1 < kept.sum() == len(set(found[kept].tolist()))
-    return np.where(kept, found, -1) if is_order else np.zeros_like(found)
-
-
-def permuted_tiles(wrong: Wrong) -> Iterator[Fact]:
-    """Tiles of rows and features have their right numbers in another order, each in the same one."""
-    rows, length = wrong.right.shape[2:]
-    for height, width in STORED:
-        if rows % height or length % width:
-            continue
-        count, right = height * width, _in_tiles(wrong.right, height, width)
-        places = np.argwhere(wrong.rows.reshape(*right.shape[:3], height).any(axis=3))
-        chosen = tuple(places[:: -(-len(places) * right.shape[3] // ROWS)].T)
-        actual = _in_tiles(wrong.actual, height, width)[chosen]
-        order = _order(actual.reshape(-1, count), right[chosen].reshape(-1, count))
-        moved = np.flatnonzero(order != np.arange(count))[:4]
-        if not order.any() or (order < 0).any() or not len(moved):
-            continue
-        found = right.reshape(*right.shape[:4], count)[..., order].reshape(right.shape).swapaxes(3, 4)
-        if said := wrong.said(count * math.log2(count + 1), found.reshape(wrong.right.shape)):
-            pairs = zip(moved.tolist(), order[moved].tolist(), strict=True)
-            listed = ", ".join(f"{list(divmod(to, width))} is {list(divmod(of, width))}" for to, of in pairs)
-            tile = f"{height} {plural_of(wrong.axes[2])} and {width} numbers"
-            text = f"{{}} has its right numbers in another order, the same in each tile of {tile}: {listed}"
-            yield wrong.fact("permuted_tiles", f"{said} {text}", tile=(height, width), order=order[:LISTED])
-            return
-
-
-def _in_tiles(array: np.ndarray, height: int, width: int) -> np.ndarray:
-    """The tiles of an array (b, h, q, n), (b, h, q / height, n / width, height, width)."""
-    b, h, rows, length = array.shape
-    return array.reshape(b, h, rows // height, height, length // width, width).swapaxes(3, 4)
-
-
-def reordered(wrong: Wrong) -> Iterator[Fact]:
-    """Rows are written with their axes in one order, and read in another."""
-    sizes = wrong.case.plan.sizes
-    axes, groups = ("batch entry", "key/value head", "head of a group", "row"), sizes.num_heads // sizes.num_kv_heads
-    lengths = (sizes.batch_size, sizes.num_kv_heads, groups, sizes.query_length)
-    for order in itertools.permutations(range(4)) if wrong.has_rows else ():
-        moved = wrong.right.reshape(*lengths, -1).transpose(*order, 4)
-        back = wrong.right.reshape(moved.shape).transpose(*np.argsort(order), 4)
-        words = f"({', '.join(axes[axis] for axis in order)})"
-        for found, what in ((moved, f"is written as {words}"), (back, f"is taken for {words}")):
-            if said := wrong.said(math.log2(48), found.reshape(wrong.right.shape)):
-                text = f"{said} {{}} has its axes in another order: memory {what}"
-                yield wrong.fact("reordered", text, order=order)
-                return
-
-
-def elsewhere(wrong: Wrong) -> Iterator[Fact]:
-    """Each wrong row is the right one of some other row, or 0."""
-    shape, places = wrong.rows.shape, np.argwhere(wrong.rows)
-    most = 2 + 2 * largest(wrong.right)
-    right = np.nan_to_num(wrong.right.reshape(wrong.rows.size, -1), posinf=most, neginf=-most)
-    sizes, sent = np.square(right).sum(axis=1), wrong.actual[wrong.rows]
-    if not 1 < wrong.rows.size <= MAX_ROWS or np.isnan(sent).any():
-        return
-    nearest = np.empty(len(sent), np.int64)
-    for start in range(0, len(sent), step := max(1, PAIRS // wrong.rows.size)):
-        wrong.case.check()
-        numbers = np.clip(sent[start : start + step], -most, most)
-        nearest[start : start + step] = (sizes - 2 * (numbers @ right.T)).argmin(axis=1)
-    kept, predicted = sent.any(axis=1), wrong.right.copy()
-    predicted[wrong.rows] = np.where(kept[:, None], wrong.right.reshape(right.shape)[nearest], 0)
-    if kept.any() and wrong.said(len(sent) * math.log2(len(right) + 1), predicted):
-        of = np.stack(np.unravel_index(nearest, shape), axis=1)[kept][:4].tolist()
-        listed = ", ".join(f"{to} is {one}" for to, one in zip(places[kept][:4].tolist(), of, strict=True))
-        zeros = "" if kept.all() else f", or 0 ({len(sent) - kept.sum()} {plural_of(wrong.axes[2])})"
-        row, axes = wrong.axes[2], ", ".join(wrong.axes[:3])
-        text = f"every wrong {row} of {{}} is the right one of another {row}{zeros}: [{axes}] {listed}"
-        yield wrong.fact("elsewhere", text, rows=kept.sum(), zeros=len(sent) - kept.sum())
-
-
 def offset(wrong: Wrong) -> Iterator[Fact]:
     """The same number is added to all, or what makes another number of the same row of the logsumexp."""
     differences = wrong.sums[1][wrong.rows & np.isfinite(wrong.sums[1])]
@@ -283,4 +171,4 @@ def by_keys(wrong: Wrong) -> Iterator[Fact]:
 
 FACTS: Final = (factor, overflow, constant, moved, permuted, offset)
 # Told of arrays that those say nothing of: the first that is true.
-OTHERS: Final = (reordered, permuted_tiles, elsewhere, refitted, other_values, other_scores)
+OTHERS: Final = (reordered, permuted_tiles, elsewhere, score_curve, refitted, other_values, other_scores)

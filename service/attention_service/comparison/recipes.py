@@ -151,6 +151,8 @@ FIELDS: Final[dict[str, dict[str, Any]]] = {
     "scale.first_head": {"scales_heads": True},
     "scale.shifted": {"scales_heads": True},
     "mask.transposed": {"queries": KEYS},
+    "mask.in_max": {"scale": OVERFLOWING, "options": frozenset({"is_causal", "mask"})},
+    "scale.zero_is_default": {"scale": 0.0},
     "heads.as_tokens": {"kv_heads": 4, "queries": KEYS},
     "window.missing_rows": {"queries": TILED_QUERIES},
     "rotary.other_dim": {"rotary": {"base": 500.0, "dim": HEAD_DIM // 2}},

@@ -70,7 +70,9 @@ def search(
 
 
 def _told(found: list[Hypothesis]) -> list[Hypothesis]:
-    return [one for one in found if one.is_proof] or [one for one in found if one.is_told][:TOLD]
+    proofs = [one for one in found if one.is_proof]
+    by_names = {one.candidate.names: one for one in reversed(found) if one.is_told}
+    return proofs or sorted(by_names.values(), key=lambda one: one.rank)[:TOLD]
 
 
 def _adds_nothing(pair: Candidate, one: Candidate, evidence: Evidence) -> bool:

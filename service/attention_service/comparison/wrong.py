@@ -26,6 +26,8 @@ PROBED: Final = 8
 # Digits that are shown of a number, at most, and at least without its error.
 DIGITS: Final = 5
 FEWEST: Final = 3
+# A number that may be 0, and is as little, is called 0.
+LITTLE: Final = 1e-3
 # Names of arrays in a sentence, where they differ.
 NOUNS: Final = {"output": "the output", "logsumexp": "the logsumexp"}
 
@@ -144,6 +146,8 @@ def shown(number: float, error: float) -> str:
     """
     if not error < math.inf:
         return "any number"
+    if 0 < abs(number) <= error < LITTLE:
+        return "0"
     if not (number and error and math.isfinite(number)):
         return f"{number:.{DIGITS}g}"
     decimals = math.floor(-math.log10(2 * error))  # the last digit is wrong by half of itself at most

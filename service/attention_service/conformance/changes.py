@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from attention_service.comparison.errors import largest_number
+
 Fields = dict[str, Any]
 Change = Callable[[Fields, np.random.Generator], None]
 # Layouts whose score matrices have the axes b, h, q, k, so that masks need not change.
@@ -55,6 +57,33 @@ def beyond_float16(fields: Fields, random: np.random.Generator) -> None:
     for name in ("query", "key"):
         fields[name] = (fields[name] * 200).astype(fields[name].dtype)
     fields["scale"] = 1e-5
+
+
+def equal_scores(fields: Fields, random: np.random.Generator) -> None:
+    """Let all keys be the same, and values be about 1."""
+    fields["key"] = np.repeat(fields["key"][:, :, :1], fields["key"].shape[2], axis=2)
+    fields["value"] = random.uniform(0.5, 1.5, fields["value"].shape).astype(fields["value"].dtype)
+
+
+def low_scores(fields: Fields, random: np.random.Generator) -> None:
+    """Let the first features subtract about 200 from all scores."""
+    size = round((200 * fields["query"].shape[-1] ** 0.5) ** 0.5)
+    fields["query"][..., 0], fields["key"][..., 0] = -size, size
+
+
+def left_padding(fields: Fields, random: np.random.Generator) -> None:
+    """Let the first two keys be padding, of the last batch entry the first four."""
+    fields["key_mask"] = np.arange(lengths(fields)[1]) >= np.array([[2], [4]])
+
+
+def finite_bias(fields: Fields, random: np.random.Generator) -> None:
+    """Hide a fifth of the keys, never the first one, by another low number in each head."""
+    bias = fields["bias"]
+    least = -largest_number(fields["query"].dtype if fields["query"].dtype == np.float16 else np.dtype(np.float32))
+    low = np.array([-10_000.0, -1e9, least])[np.arange(bias.shape[1]) % 3, None, None]
+    hidden = random.random(bias.shape) < 0.2
+    hidden[..., 0] = False
+    fields["bias"] = np.where(hidden, low, 0).astype(bias.dtype)
 
 
 def poison(fields: Fields, random: np.random.Generator) -> None:

@@ -53,7 +53,7 @@ NORMS: Final = ("query_norm", "key_norm", "value_norm")
 CORNERS: Final = (
     Corner("plain", "softmax(q kᵀ / √d) v"),
     Corner("one_query", "a single query", sizes={"queries": 1}),
-    Corner("long_keys", "more keys than two tiles of 128 hold", sizes={"keys": "long"}),
+    Corner("long_keys", "more keys than two tiles of 128 hold", change=changes.tile_ends, sizes={"keys": "long"}),
     Corner("value_dim", "values with fewer features than keys", sizes={"value_dim": "narrow"}),
     Corner(
         "value_square",
@@ -93,6 +93,7 @@ CORNERS: Final = (
     Corner("softcap.bias", "the softcap comes before the bias", ("softcap", "bias")),
     Corner("bias", "numbers added to the scaled scores", ("bias",)),
     Corner("bias.minus_infinity", "−∞ in a bias hides a key", ("bias",), changes.bias_with_infinities),
+    Corner("bias.finite", "−10,000, −1e9 and the least number in a bias hide keys", ("bias",), changes.finite_bias),
     Corner("bias.empty_row", "a row of −∞ in a bias: output 0", ("bias",), changes.bias_with_empty_row),
     Corner("mask", "booleans for each batch entry", ("mask",), changes.shared_mask, SQUARE),
     Corner("mask.by_head", "booleans for each head", ("mask",), changes.mask_without_empty_rows),
@@ -113,6 +114,20 @@ CORNERS: Final = (
     ),
     Corner("causal.by_batch", "another offset for each batch entry", ("is_causal",)),
     Corner("causal.mask", "a causal mask and another mask", ("is_causal", "mask"), changes.causal_and_mask, SQUARE),
+    Corner(
+        "causal.padding",
+        "rows that a causal mask and padding empty together: output 0",
+        ("is_causal", "key_mask"),
+        changes.left_padding,
+        SQUARE,
+    ),
+    Corner(
+        "causal.low_scores",
+        "scores of about −200 beside a causal mask",
+        ("is_causal",),
+        changes.low_scores,
+        SQUARE,
+    ),
     Corner("window", "i − 4 ≤ j ≤ i + 2", ("window",), sizes=SQUARE, fields={"window": {"left": 4, "right": 2}}),
     Corner("window.left", "a left side only: i − 4 ≤ j", ("window",), sizes=SQUARE, fields={"window": {"left": 4}}),
     Corner(
@@ -245,6 +260,12 @@ CORNERS: Final = (
         change=changes.mapped_gate("softplus", 1),
     ),
     Corner("past", "cached keys and values, with a causal mask", ("past", "is_causal"), sizes={"has_offset": False}),
+    Corner(
+        "past.one_query",
+        "one causal query with a past sees the first of several new keys",
+        ("past", "is_causal"),
+        sizes={"has_offset": False, "queries": 1},
+    ),
     Corner("logsumexp", "ln Σ exp(score)", fields=LOGSUMEXP),
     Corner(
         "logsumexp.empty_row",
@@ -279,6 +300,13 @@ CORNERS: Final = (
     Corner("float64", "errors of double precision only", types=("float64",)),
     Corner("float16", "errors of half precision only", types=("float16",)),
     Corner("bfloat16", "errors of bfloat16 only", types=("bfloat16",)),
+    Corner(
+        "float16.equal_scores",
+        "a mean of 4,097 values, which a sum in float16 does not hold",
+        change=changes.equal_scores,
+        sizes={"keys": 4097, "queries": 1, "heads": 1, "kv_heads": 1},
+        types=("float16",),
+    ),
     Corner("float16.large", "q kᵀ beyond 65504", change=changes.beyond_float16, types=("float16",)),
 )
 COMBINED: Final = Corner("combined", "many options at once")

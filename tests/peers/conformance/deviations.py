@@ -69,9 +69,9 @@ attention(query, query, value, attn_mask=seen, scale=0.0)[0, 0, 0].tolist()  # [
     ),
     Deviation(
         "MultiheadAttention and rows without a key",
-        "`nn.MultiheadAttention` returns NaN for a row that sees no key. With `need_weights=False` it takes another "
-        "path, and returns 0.",
-        (("torch-mha", "mask.empty_row"), ("torch-mha", "bias.empty_row")),
+        "`nn.MultiheadAttention` returns NaN for a row that sees no key. With `need_weights=False` and gradients it "
+        "takes another path, and returns 0; in eval mode without gradients a third one may return NaN.",
+        (("torch-mha", "mask.empty_row"), ("torch-mha", "bias.empty_row"), ("torch-mha", "causal.padding")),
         """\
 import torch
 
@@ -90,6 +90,7 @@ layer(tokens, tokens, tokens, attn_mask=hidden, need_weights=False)[0].any().ite
             ("jax", "key_lengths.zero"),
             ("jax", "bias.empty_row"),
             ("jax", "logsumexp.empty_row"),
+            ("jax", "causal.padding"),
         ),
         """\
 import jax
@@ -122,8 +123,9 @@ output.dtype.name  # 'float64'
     Deviation(
         "Keras and rows without a key",
         "`MultiHeadAttention` returns the mean of all values for a row that sees no key, but 0 if "
-        "`return_attention_scores` is set. Seen with torch as its backend.",
-        (("keras", "mask.empty_row"),),
+        "`return_attention_scores` is set. Seen with torch and TensorFlow as its backends, also where only a causal "
+        "mask and padding together hide all keys.",
+        (("keras", "mask.empty_row"), ("keras", "causal.padding")),
         """\
 import os
 
@@ -151,6 +153,30 @@ import keras
 tokens = keras.ops.ones((1, 2, 1, 4), "float64")
 keras.backend.standardize_dtype(keras.ops.dot_product_attention(tokens, tokens, tokens).dtype)  # 'float32'
 """,
+    ),
+    Deviation(
+        "ONNX Runtime and one query with a past",
+        "A causal query sees the past and its own key. If it is alone, and comes with several new keys, the kernel "
+        "shows it all of them. Below, values are 0, 2 and 4, and 1 is right.",
+        (("onnxruntime", "past.one_query"),),
+        """\
+import numpy as np
+import onnxruntime
+from onnx import TensorProto, helper
+
+names = ["Q", "K", "V", "PK", "PV"], ["Y", "NK", "NV"]
+tensors = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in side] for side in names]
+node = helper.make_node("Attention", [*names[0][:3], "", *names[0][3:]], names[1], is_causal=1)
+graph = helper.make_graph([node], "attention", *tensors)
+model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=11)
+zeros, values = np.zeros((1, 1, 2, 8), np.float32), np.arange(2, dtype=np.float32).reshape(1, 1, 2, 1) + 1
+feeds = {"Q": zeros[:, :, :1], "K": zeros, "V": 2 * values, "PK": zeros[:, :, :1], "PV": 0 * values[:, :, :1]}
+output = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)[0]
+output.ravel().tolist()  # [2.0]
+""",
+        "`offset = past_sequence_length` when `past_key` is provided",
+        "the operator Attention of ONNX",
+        True,
     ),
     Deviation(
         "ONNX Runtime and double precision",
@@ -278,7 +304,7 @@ output.isnan().all().item()  # True
         "NaN and infinity in hidden keys and values",
         "All libraries here multiply weights of 0 by hidden values, and 0 · ∞ is NaN: what is hidden must be finite. "
         "The formula that torch documents says so; for the others this is measured. In this service what is hidden has "
-        "no effect.",
+        "no effect, as in ggml's fused operation, which is not on this page.",
         tuple((name, "hidden_nan") for name in ALL),
         """\
 import numpy as np

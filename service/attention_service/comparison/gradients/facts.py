@@ -12,7 +12,7 @@ import numpy as np
 from attention_service.comparison.baseline import CORRECT
 from attention_service.comparison.case import Case
 from attention_service.comparison.errors import distances
-from attention_service.comparison.facts import LISTED, MAX_ROWS, PAIRS, find_facts
+from attention_service.comparison.facts import LISTED, find_facts
 from attention_service.comparison.gradients.judge import GradientTruth
 from attention_service.comparison.gradients.terms import (
     MOST_PLACES,
@@ -27,6 +27,7 @@ from attention_service.comparison.gradients.terms import (
     whole,
     whole_sums,
 )
+from attention_service.comparison.other_places import MAX_PARTS, PAIRS
 from attention_service.comparison.places import plural_of
 from attention_service.schemas.compare import Fact
 
@@ -92,7 +93,7 @@ def _added_rows(wrong: WrongGradient) -> Iterator[Fact]:
     """Each wrong row is its right one and that of another row, or the right one of another row."""
     rows, places = wrong.right.reshape(wrong.rows.size, -1), np.argwhere(wrong.rows)
     sent, limits = wrong.actual[wrong.rows], wrong.limits.reshape(rows.shape)
-    if not 1 < len(rows) <= MAX_ROWS or not np.isfinite(sent).all():
+    if not 1 < len(rows) <= MAX_PARTS or not np.isfinite(sent).all():
         return
     own, squares = rows[wrong.rows.ravel()], np.square(rows).sum(axis=1)
     for kept, what in ((own, "the sum of its right one and of that"), (np.zeros_like(own), "the right one")):

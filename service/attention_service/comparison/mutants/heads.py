@@ -44,6 +44,12 @@ def heads_keys_only(case: Case) -> Iterator[Case]:
         yield case.changed(value_of_head=_tiled(case))
 
 
+@mutant("heads.values_only", "Values are those of the right head, keys those of head n % num_kv_heads.")
+def heads_values_only(case: Case) -> Iterator[Case]:
+    if _is_grouped(case):
+        yield case.changed(key_of_head=_tiled(case))
+
+
 @mutant("heads.kv_reversed", "The key/value heads are read in reverse order.")
 def heads_kv_reversed(case: Case) -> Iterator[Case]:
     last = case.plan.sizes.num_kv_heads - 1

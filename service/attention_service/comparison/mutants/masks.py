@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 
-from attention_service.attention.score_term import ScoreTerm
+from attention_service.attention.arrays import compute_dtype
+from attention_service.attention.score_term import Load, ScoreTerm
 from attention_service.attention.terms.additions import Bias
-from attention_service.attention.terms.masks import KeyLengths, KeyMask, Mask, Segments
+from attention_service.attention.terms.masks import KeyLengths, KeyMask, Mask, QueryLengths, Segments
 from attention_service.attention.terms.selected import SelectedKeys
+from attention_service.attention.tile import Tile
+from attention_service.attention.visibility import visible
 from attention_service.comparison.case import Case
 from attention_service.comparison.mutants.table import LEFT_OUT, SPLITS, absent, mutant, tiles
-from attention_service.comparison.problem import Answer, Problem, attention
+from attention_service.comparison.problem import (
+    Answer,
+    Problem,
+    Rounding,
+    attention,
+    finished,
+    masked_scores,
+    row_max,
+    weighted,
+)
+from attention_service.comparison.solve import operand
 
 # What a finite mask adds to hidden scores, as many implementations do.
 FINITE: Final = -1e4
@@ -32,9 +45,12 @@ absent("mask.absent", "The mask is not applied.", Mask, {"mask": None})
 
 @mutant("mask.inverted", "The mask is inverted: True hides.")
 def mask_inverted(case: Case) -> Iterator[Case]:
-    mask = case.term(Mask)
+    mask, bias = case.term(Mask), case.term(Bias)
     if mask:
         yield case.with_term(Mask(~mask.booleans), {"mask": "inverted"})
+    # A bias that only hides, by minus infinity or another low number, and is read as booleans: 0 is false.
+    if bias and not (shown := bias.numbers == 0).all() and (shown | (bias.numbers <= FINITE)).all():
+        yield case.with_term(replace(bias, numbers=np.where(shown, -np.inf, 0.0)), {"bias": "inverted"}, detail="bias")
 
 
 @mutant("mask.added", "The mask is added to the scores, as numbers 0 and 1.")
@@ -82,6 +98,57 @@ def mask_finite(case: Case) -> Iterator[Case]:
 
 PADDING: Final = (KeyMask, KeyLengths)
 LEFT_OUT.update(PADDING)
+
+
+@mutant("mask.in_max", "Hidden scores count as 0 in the largest score, which is subtracted.")
+def mask_in_max(case: Case) -> Iterator[Case]:
+    if case.terms and case.plan.normalization == "softmax":
+        yield case.changed(softmax=_hidden_in_max, rounding=Rounding(computes=compute_dtype(case.dtype)))
+
+
+def _hidden_in_max(problem: Problem) -> Answer:
+    """Softmax whose largest score is at least 0 in rows with a hidden key: lower scores vanish as exponentials."""
+    scores = masked_scores(problem)
+    hides = np.logical_not(problem.seen).any(axis=-1, keepdims=True)
+    largest = row_max(scores, problem.sinks)
+    largest = np.where(hides, np.maximum(largest, 0), largest)
+    exponentials = np.exp(scores - largest)
+    total = exponentials.sum(axis=-1, keepdims=True)
+    if problem.sinks is not None:
+        total = total + np.exp(problem.sinks[..., None] - largest)
+    found = finished(problem, exponentials, total, largest)
+    lost = (total[..., 0] == 0) & np.logical_not(problem.empty)
+    return replace(found, output=np.where(lost[..., None], np.nan, found.output))
+
+
+@mutant("padding.in_sum", "Hidden keys count in the sum of the softmax, with values of 0.")
+def padding_in_sum(case: Case) -> Iterator[Case]:
+    if case.plan.normalization != "softmax" or not case.terms:
+        return
+    padding = [term for kind in PADDING if (term := case.term(kind)) is not None]
+    if padding:
+        yield _counted(case, np.logical_and.reduce([term.booleans[:, 0, 0] for term in padding]))
+    if len(padding) < len(case.terms):
+        yield case.changed(softmax=_in_sum, detail="all hidden keys")
+
+
+def _counted(case: Case, seen: np.ndarray) -> Case:
+    """The case without padding, whose values are 0 where that was. seen: (b or 1, k), False for padding"""
+    past, kept = case.past_length, seen[:, None, :, None]
+    return case.without(KeyMask, KeyLengths).changed(
+        value=operand(case, "value") * kept[:, :, past:],
+        past_value=case.past_value * kept[:, :, :past],
+        steps={**case.steps, "value": ()},
+        bad_values=None if case.bad_values is None else case.bad_values & seen[:, None],
+    )
+
+
+def _in_sum(problem: Problem) -> Answer:
+    """Attention over all keys, of which hidden ones have values of 0."""
+    every = attention(problem.changed(visible=None, bad_values=None))
+    assert every.weights is not None
+    seen = np.where(problem.seen, every.weights, 0)
+    return replace(every, output=weighted(problem, seen), weights=seen)
 
 
 @mutant("padding.ignored", "Padding is not hidden: key_mask or key_lengths are ignored.")
@@ -182,7 +249,7 @@ def keys_share_read(case: Case) -> Iterator[Case]:
     keys = case.plan.sizes.key_length
     for splits in SPLITS:
         size = -(-keys // splits)
-        if size < keys and (splits > 2 or case.terms or keys % 2):  # else `keys.half`
+        if 1 < size < keys and (splits > 2 or case.terms or keys % 2):  # else `keys.half`
             yield case.changed(softmax=partial(_of_first_part, size=size), detail=f"{splits} parts")
 
 
@@ -218,9 +285,65 @@ def _may_be_empty(case: Case) -> bool:
     return bool((case.offset < 0).any() or (case.offset + sizes.query_length > sizes.key_length).any())
 
 
+# Terms that hide keys by what is added to scores, or that hide whole rows.
+KEPT: Final[tuple[type[ScoreTerm], ...]] = (Bias, QueryLengths)
+
+
 @mutant("empty.uniform", "A query that sees no key gets the mean of all values, not 0.")
 def empty_uniform(case: Case) -> Iterator[Case]:
     return _empty_rows(case, lambda problem, _: problem.value.mean(axis=2, keepdims=True))
+
+
+@dataclass(frozen=True, slots=True)
+class _UnlessEmpty(ScoreTerm):
+    """Terms that hide keys but in rows that see none, which see keys that only some of the terms hide.
+
+    hidden: the numbers of terms that may hide a key from these rows; others, like the padding of queries, always do
+    keys: how many there are
+    """
+
+    terms: tuple[ScoreTerm, ...]
+    others: tuple[ScoreTerm, ...]
+    shown: Callable[[list[np.ndarray]], np.ndarray]
+    keys: int
+    reads_offset: ClassVar[bool] = True
+
+    def visible(self, tile: Tile, load: Load) -> np.ndarray:
+        whole = replace(tile, columns=slice(0, self.keys))
+        seen = [np.asarray(term.visible(whole, load)) for term in self.terms]
+        rest = np.asarray(True if (rest := visible(self.others, whole, load)) is None else rest)
+        every = np.logical_and.reduce(np.broadcast_arrays(*seen, rest))
+        is_empty = np.logical_not(np.broadcast_to(every, (*every.shape[:-1], self.keys)).any(axis=-1, keepdims=True))
+        found = np.where(is_empty, self.shown(seen) & rest, every)
+        return np.broadcast_to(found, (*found.shape[:-1], self.keys))[..., tile.columns]
+
+
+def _but(seen: list[np.ndarray], term: int) -> np.ndarray:
+    """True for keys that all terms but one show."""
+    others = (one for place, one in enumerate(seen) if place != term)
+    return np.asarray(np.logical_and.reduce(np.broadcast_arrays(*others)))
+
+
+def _hidden_once(seen: list[np.ndarray]) -> np.ndarray:
+    """True for keys that just one term hides."""
+    return np.asarray(sum(np.logical_not(one).astype(np.int64) for one in seen) == 1)
+
+
+@mutant("empty.hidden_keys", "A query that sees no key attends to keys that are hidden from it, not to none.")
+def empty_hidden_keys(case: Case) -> Iterator[Case]:
+    if not _may_be_empty(case):
+        return
+    hiding = tuple(term for term in case.terms if term.cause is not None and not isinstance(term, KEPT))
+    others = tuple(term for term in case.terms if term not in hiding)
+    shown: dict[str, Callable[[list[np.ndarray]], np.ndarray]] = {}
+    if len(hiding) > 1:
+        shown = {f"those that only {term.field} hides": partial(_but, term=n) for n, term in enumerate(hiding)}
+        shown["those that one mask alone hides"] = _hidden_once
+    if hiding:
+        shown["all"] = lambda _: np.ones((1, 1, 1, 1), np.bool_)
+    for detail, function in shown.items():
+        term = _UnlessEmpty(hiding, others, function, case.plan.sizes.key_length)
+        yield case.without(*map(type, hiding), detail=detail).with_term(term)
 
 
 @mutant("empty.nan", "A query that sees no key gets NaN, not 0.")

@@ -127,6 +127,15 @@ def causal_by_tile(case: Case) -> Iterator[Case]:
                 yield from _edges(case, rows + start, first - 1, f"of {tile} {what}, hidden")
 
 
+@mutant("causal.last_row", "The last query sees every key.")
+def causal_last_row(case: Case) -> Iterator[Case]:
+    if case.term(Causal) and case.offset is not None:
+        right = np.arange(case.plan.sizes.query_length) + case.offset[:, None, None]
+        last = right.copy()
+        last[..., -1] = case.plan.sizes.key_length - 1
+        yield from _edges(case, right, last, "")
+
+
 @mutant("causal.packed_group", "The heads of a group are packed into rows, which the causal mask takes for queries.")
 def causal_packed_group(case: Case) -> Iterator[Case]:
     sizes = case.plan.sizes

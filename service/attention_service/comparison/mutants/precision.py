@@ -16,11 +16,14 @@ from attention_service.comparison.errors import largest_number
 from attention_service.comparison.floors import tokens
 from attention_service.comparison.legal import LOG2E, legal_roundings
 from attention_service.comparison.mutants.table import mutant
-from attention_service.comparison.problem import ACCUMULATED, Answer, Problem, Rounding, attention
+from attention_service.comparison.problem import ACCUMULATED, Answer, Problem, Rounding, attention, masked_scores
 
 # Keys after which sums are rounded: those of a matrix instruction, and of a tile.
 DEPTHS: Final = (ACCUMULATED, 128)
 MOST: Final = largest_number(np.dtype(np.float16))
+# Sums over fewer keys lose no more if they grow key by key; rows of a problem that such sums are computed for.
+LONG: Final = 256
+ROWS: Final = 4
 
 
 def _plain(case: Case) -> Rounding:
@@ -41,6 +44,37 @@ def precision_accumulate(case: Case) -> Iterator[Case]:
     if case.dtype.itemsize < 4:
         for depth in DEPTHS:
             yield case.changed(rounding=replace(_plain(case), sums=case.dtype, depth=depth))
+    if case.dtype == np.float16 and case.plan.normalization == "softmax" and case.plan.sizes.key_length >= LONG:
+        yield case.changed(
+            rounding=_plain(case), softmax=_running, detail="key by key, of weights that are not divided"
+        )
+
+
+def _running(problem: Problem) -> Answer:
+    """Attention whose sum of exponentials times values is kept in float16 and grows key by key, beside that of
+    exponentials in float32. A few rows say how large the error is; the others are those of `attention`."""
+    answer, chosen = attention(problem), slice(None, None, -(-problem.scores.shape[2] // ROWS))
+    scores = np.moveaxis(masked_scores(problem)[:, :, chosen], -1, 0)
+    largest = np.maximum.accumulate(scores, axis=0)
+    shift = np.where(np.isneginf(largest), 0, largest)
+    change = np.exp(np.concatenate([np.full_like(scores[:1], -np.inf), largest[:-1]]) - shift)[..., None]
+    changes, powers = (change != 1).any(axis=(1, 2, 3, 4)), np.exp(scores - shift)[..., None]
+    values = np.moveaxis(problem.value, 2, 0)[:, :, :, None]
+    grown = np.zeros((*scores.shape[1:], values.shape[-1]), scores.dtype)
+    sums = grown.astype(np.float16)
+    for key in range(len(scores)):
+        if changes[key]:
+            sums = (sums * change[key]).astype(np.float16)
+        np.multiply(powers[key], values[key], out=grown)
+        grown += sums
+        sums[...] = grown
+    total = np.exp(scores - shift[-1]).sum(axis=0)[..., None]
+    if problem.sinks is not None:
+        sinks = np.broadcast_to(problem.sinks, problem.scores.shape[:3])[..., chosen]
+        total = total + np.exp(sinks - shift[-1])[..., None]
+    output = answer.output.copy()
+    output[:, :, chosen] = np.divide(sums, total, out=np.zeros_like(grown), where=total > 0)
+    return replace(answer, output=output)
 
 
 @mutant("precision.overflow16", "Products of query and key beyond 65504 become infinite, as in float16.")

@@ -52,6 +52,14 @@ def scale_inverse_dim(case: Case) -> Iterator[Case]:
     return _scale(case, 1 / case.plan.sizes.head_dim)
 
 
+@mutant("scale.zero_is_default", "A scale of 0 is taken for none: the scale is the default, 1/√d.")
+def scale_zero_is_default(case: Case) -> Iterator[Case]:
+    default = 1 / math.sqrt(case.plan.sizes.head_dim)
+    if np.any(case.scale == 0):
+        is_array = isinstance(case.scale, np.ndarray)
+        yield from _scale(case, np.where(case.scale == 0, default, case.scale) if is_array else default)
+
+
 @mutant("scale.value_dim", "The scale is taken from the width of the values.")
 def scale_value_dim(case: Case) -> Iterator[Case]:
     if case.plan.sizes.value_dim != case.plan.sizes.head_dim:

@@ -2,7 +2,8 @@
 
     python -m tests.deep_compare [PART …] [--draws N] [--seed N]
 
-Parts are mistakes, pairs, power, apart, right, kernels, formulas, gradients, backward_formulas, backwards, rounding and places.
+Parts are mistakes, pairs, power, apart, right, kernels, formulas, gradients, backward_formulas, backwards, rounding and
+places.
 
 Each part prints its figures, and what it got wrong. The exit status is 1 if a figure is below what it should be.
 """
@@ -327,9 +328,7 @@ def backward_formulas(count: int, seed: int) -> bool:
                 print(f"  {name} {drawn.wrong} in {drawn.fields['query'].dtype.name}{proof}: {said}", flush=True)
     tellable = counts["named"] + counts["fact"] + counts["neither"] + counts["false proof"]
     share = (counts["named"] + counts["fact"]) / tellable
-    print(
-        f"backward_formulas: {share:.2%} of {tellable} tellable ones named first or explained by a fact; {dict(counts)}"
-    )
+    print(f"backward_formulas: {share:.2%} of {tellable} tellable ones named first or explained; {dict(counts)}")
     return share >= GRADIENTS and not counts["false proof"]
 
 

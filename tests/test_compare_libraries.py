@@ -82,6 +82,21 @@ def test_rows_that_two_masks_empty_together(shown: Callable[[np.ndarray, np.ndar
     assert detail in report.hypotheses[0].message
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"is_causal": True, "query_offset": 4, "key_mask": [True] * 5},
+        {"window": {"left": 9}, "query_offset": 4, "key_mask": [False] * 5},
+        {"is_causal": True, "query_offset": -3, "chunk_size": 100},
+    ],
+)
+def test_masks_that_hide_nothing_are_judged_beside_others(options: dict[str, Any]) -> None:
+    """A query at the end, which the causal mask and the window show all keys."""
+    query, key = np.ones((1, 2), np.float32), np.arange(10, dtype=np.float32).reshape(5, 2)
+    output = attend(query, key, key, **options).output
+    assert compare(output + 1, query, key, key, **options).verdict.status == "wrong"
+
+
 @pytest.mark.parametrize("low", [-np.inf, -1e4, -1e9, float(np.finfo(np.float32).min)])
 def test_a_bias_that_hides_is_read_as_booleans(low: float) -> None:
     """As flax, haiku and Keras read floats in a mask: 0 is false."""

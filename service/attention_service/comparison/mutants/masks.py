@@ -9,6 +9,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
+from attention_service.attention.array_functions import Array
 from attention_service.attention.arrays import compute_dtype
 from attention_service.attention.score_term import Load, ScoreTerm
 from attention_service.attention.terms.additions import Bias
@@ -310,12 +311,17 @@ class _UnlessEmpty(ScoreTerm):
 
     def visible(self, tile: Tile, load: Load) -> np.ndarray:
         whole = replace(tile, columns=slice(0, self.keys))
-        seen = [np.asarray(term.visible(whole, load)) for term in self.terms]
-        rest = np.asarray(True if (rest := visible(self.others, whole, load)) is None else rest)
+        seen = [_as_booleans(term.visible(whole, load)) for term in self.terms]
+        rest = _as_booleans(visible(self.others, whole, load))
         every = np.logical_and.reduce(np.broadcast_arrays(*seen, rest))
         is_empty = np.logical_not(np.broadcast_to(every, (*every.shape[:-1], self.keys)).any(axis=-1, keepdims=True))
         found = np.where(is_empty, self.shown(seen) & rest, every)
         return np.broadcast_to(found, (*found.shape[:-1], self.keys))[..., tile.columns]
+
+
+def _as_booleans(seen: Array | None) -> np.ndarray:
+    """What terms let be seen; True where they hide nothing."""
+    return np.asarray(True if seen is None else seen)
 
 
 def _but(seen: list[np.ndarray], term: int) -> np.ndarray:

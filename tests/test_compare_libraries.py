@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from attention_service.library import compare
+from attention_service.library import attend, compare
 from attention_service.schemas.compare import CompareReport
 from tests.helpers.formulas import is_of, plant, table
 

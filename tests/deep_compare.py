@@ -2,8 +2,8 @@
 
     python -m tests.deep_compare [PART …] [--draws N] [--seed N]
 
-Parts are mistakes, pairs, power, apart, right, kernels, formulas, gradients, backward_formulas, backwards, rounding and
-places.
+Parts are mistakes, pairs, power, apart, right, kernels, formulas, gradients, backward_formulas, backwards, rounding,
+places and corrupted.
 
 Each part prints its figures, and what it got wrong. The exit status is 1 if a figure is below what it should be.
 """
@@ -35,6 +35,7 @@ from tests.helpers.backward_mistakes import plant as plant_backward
 from tests.helpers.coarse_kernels import COARSE, exact, random_formula, random_kernel, random_place, size, wrong
 from tests.helpers.coarse_kernels import random_request as random_request_of_halves
 from tests.helpers.coarse_kernels import right as right_of_halves
+from tests.helpers.corrupted import draw_corrupted
 from tests.helpers.formulas import is_of, plant, table
 from tests.helpers.planted import (
     COMMON_PAIRS,
@@ -435,6 +436,20 @@ def formulas(count: int, seed: int) -> bool:
     return share >= FORMULAS and not counts["false proof"] and not counts["right ones accused"]
 
 
+def corrupted(count: int, seed: int) -> bool:
+    """Damage answers in any way: a comparison ends, and says so."""
+    counts = Counter[str]()
+    for n in range(seed, seed + count):
+        sent, fields = draw_corrupted(n)
+        try:
+            counts[compare(sent, **fields).verdict.status] += 1
+        except Exception as error:
+            counts["failed"] += 1
+            print(f"  {n}: {type(error).__name__}: {error}", flush=True)
+    print(f"corrupted: {dict(counts)}")
+    return not counts["failed"]
+
+
 PARTS: Final = {
     "mistakes": (mistakes, 10_000),
     "pairs": (pairs, 900),
@@ -448,6 +463,7 @@ PARTS: Final = {
     "backwards": (backwards, 1_000),
     "rounding": (rounding, 200),
     "places": (places, 1_000),
+    "corrupted": (corrupted, 1_000),
 }
 
 

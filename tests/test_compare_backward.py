@@ -14,6 +14,7 @@ from attention_service.attention.arrays import BFLOAT16
 from attention_service.library import compare
 from attention_service.schemas.compare import CompareReport
 from tests.helpers.backward_mistakes import KEY, MISTAKES, QUERY, VALUE, Arrays, Pass, hidden_differently, pass_of, view
+from tests.helpers.corrupted import draw_corrupted
 
 GRADIENTS: Final = (QUERY, KEY, VALUE)
 F32: Final = np.dtype(np.float32)
@@ -269,3 +270,9 @@ def test_right_numbers_in_other_places_are_told(which: str, dtype: np.dtype, nam
     report = judged(fields, {**right, name: places[which]()}, (name,))
     assert report.hypotheses == [] or report.hypotheses[0].certainty != "proof"
     assert report.facts[0].name in ("places", "moved", "elsewhere")
+
+
+def test_damaged_gradients_whose_errors_are_less_than_the_largest_limit_are_judged() -> None:
+    """Each number has a limit of its own: all wrong ones may be within that of the array, and nothing is elsewhere."""
+    sent, fields = draw_corrupted(3021)
+    assert compare(sent, **fields).verdict.status == "wrong"

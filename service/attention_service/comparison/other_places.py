@@ -174,7 +174,7 @@ def elsewhere(wrong: Wrong) -> Iterator[Fact]:
     features = np.flatnonzero(apart.any(axis=(0, 1, 2)))
     for count, is_added in itertools.product(CUTS, (False, True)):
         is_cut = len(features) % count == 0 and (count == 1 or len(features) // count >= LEAST)
-        if is_cut and 1 < wrong.rows.size * count <= MAX_PARTS:
+        if is_cut and len(features) and 1 < wrong.rows.size * count <= MAX_PARTS:
             yield from itertools.islice(_parts_elsewhere(wrong, features, count, is_added=is_added), 1)
 
 

@@ -12,7 +12,13 @@ from attention_service.library import attend
 from tests.helpers.planted import EVERY, random_recipe
 
 # What else is sent beside an output.
-INCLUDED: Final = (["logsumexp"], ["attention_weights"], ["scaled_scores"], [], ["logsumexp", "attention_weights"])
+INCLUDED: Final[tuple[list[str], ...]] = (
+    ["logsumexp"],
+    ["attention_weights"],
+    ["scaled_scores"],
+    [],
+    ["logsumexp", "attention_weights"],
+)
 
 
 def _with_nan(random: np.random.Generator, array: np.ndarray) -> np.ndarray:

@@ -134,6 +134,8 @@ def times(codes: Tokens, found: np.ndarray) -> Tokens:
 
     def of(sequence: int) -> np.ndarray:
         tokens = codes.of(sequence).astype(np.float64)
+        if 1 < found.shape[2] < len(tokens):
+            raise IndexError  # as for tokens outside of memory, which only mistakes read
         factor = found[sequence if len(found) > 1 else 0, :, : len(tokens)]
         factor = factor.repeat(codes.heads // len(factor), axis=0)
         with np.errstate(over="ignore", invalid="ignore"):  # the backend refuses what is infinite then

@@ -69,7 +69,9 @@ class Addresses:
     def _of(self, sequence: int) -> tuple[np.ndarray, np.ndarray]:
         tokens = np.arange(int(self.lengths[sequence]))
         tokens = int(self.first[sequence]) + (tokens[::-1] if self.is_reversed else tokens)
-        if len(tokens) and tokens.min() < 0:
+        if not len(tokens):
+            return tokens, tokens
+        if tokens.min() < 0:
             raise IndexError
         at, slot = np.divmod(tokens, self.size)
         return (entries_of if self.pages is None else self.pages)(self, sequence, at), slot

@@ -473,6 +473,16 @@ def _text(path: str, make: Callable[[], Fields]) -> Callable[[], Drawn]:
     return drawn
 
 
+def _numbers(*shape: int) -> Any:
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def _compared(length: int, features: int, width: int) -> Fields:
+    """A wrong output of so many tokens, of whose mistake nothing is known."""
+    query, key = _numbers(2, length, features)
+    return {"query": query, "key": key, "value": _numbers(length, width), "actual": {"output": _numbers(length, width)}}
+
+
 def _returned(*shape: int) -> Fields:
     return {"actual": {"output": np.ones(shape, np.float32)}}
 
@@ -592,6 +602,17 @@ KNOWN: Final[Mapping[str, Callable[[], Drawn]]] = {
             | {"scale": np.full(2**20, 0.1), "include": []}
         ),
         NPZ,
+    ),
+    "wide values compared": _compare(lambda: _compared(8, 4, 16_000)),
+    "a bias compared": _compare(lambda: _compared(1_500, 4, 4) | {"bias": _numbers(1_500, 1_500)}),
+    "a mask compared": _compare(lambda: _compared(1_800, 4, 4) | {"mask": _numbers(1_800, 1_800) > 0}),
+    "a long name of the request": _text("/attention", lambda: {"input": [[1]], LONG: 1}),
+    "a long name of a parameter": _text(
+        "/v2/models/attention/infer",
+        lambda: {
+            "inputs": [{"name": "input", "shape": [1, 1], "datatype": "FP32", "data": [1]}],
+            "parameters": {LONG: 1},
+        },
     ),
     "a long name among names": _text("/attention", lambda: {"input": [[1]], "include": [LONG]}),
     "a long text in an object": _text("/attention", lambda: {"input": [[1]], "window": {"left": LONG}}),

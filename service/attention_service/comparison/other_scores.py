@@ -30,6 +30,8 @@ FEATURES: Final = 8
 CHECKED: Final = 4
 # A direction of values is none if it is so much shorter than the longest.
 FLAT: Final = 1e-9
+# Keys or features, of which there are fewer, whose products are looked at: a matrix of so many rows and columns.
+MOST: Final = 2**10
 # Keys of the largest weights that may be wrong.
 COUNTS: Final = (1, 2, 4, 8, 16)
 
@@ -134,14 +136,16 @@ def _with_others(wrong: Wrong, sample: Sample, count: int) -> np.ndarray:
 def _other_weights(wrong: Wrong) -> Iterator[Fact]:
     """Rows that see few keys are sums of their values with other weights that add up to 1."""
     case, features = wrong.case, wrong.right.shape[3]
-    if case.sinks is not None:
+    if case.sinks is not None or min(case.plan.sizes.key_length, features) > MOST:
         return
     predicted, lost, most, spare = wrong.actual.copy(), wrong.sums[2].copy(), 0, _spare(wrong)
     for block in blocks(case, everything(case)):
         case.check()
         problem = make_problem(case, block)
         counts = np.where(wrong.rows[block.index], problem.seen.sum(axis=-1), 0)
-        for count in np.unique(counts[(counts > 0) & (2 * counts <= features)]).tolist():
+        for count in np.unique(
+            counts[(counts > 0) & (2 * counts <= features) & (counts * features <= NUMBERS)]
+        ).tolist():
             heads, rows = (found := np.argwhere(counts[0] == count)).T
             for start in range(0, len(found), step := max(1, NUMBERS // (count * features))):
                 at = heads[start : start + step], rows[start : start + step]
@@ -167,8 +171,10 @@ def _spare(wrong: Wrong) -> np.ndarray:
     for batch, head in np.ndindex(len(found), case.plan.sizes.num_kv_heads):
         case.check()
         values = values_of(case, np.array([batch]), np.array([head]))[0, 0]
-        sizes = np.linalg.eigvalsh(values.T @ values)
-        found[batch, case.value_of_head == head] = (sizes <= FLAT * sizes.max(initial=0)).sum()
+        # The smaller of the two products, which have the same eigenvalues but for zeros.
+        products = values @ values.T if len(values) < values.shape[1] else values.T @ values
+        sizes = np.linalg.eigvalsh(products)
+        found[batch, case.value_of_head == head] = values.shape[1] - (sizes > FLAT * sizes.max(initial=0)).sum()
     return found
 
 

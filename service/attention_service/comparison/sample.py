@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
+from attention_service.attention.score_term import ScoreTerm
 from attention_service.attention.shapes import Sizes
 from attention_service.attention.tiles import visible_columns
 from attention_service.comparison.case import Case
@@ -56,7 +57,7 @@ class Sample:
                 return found
         made = make()  # by two threads at once, rather than one after the other
         with self.keeping:
-            while self.kept and sum(_bytes(one) for _, one in self.kept.values()) + _bytes(made) > room:
+            while self.kept and _bytes(*self.kept.values(), operands, made) > room:
                 del self.kept[next(iter(self.kept))]
             self.kept[key] = operands, made
         return made
@@ -84,9 +85,19 @@ class Sample:
         array[sample.index] = part
 
 
-def _bytes(kept: Any) -> int:
-    """The bytes of an array, or of a tuple of arrays and None."""
-    return sum(map(_bytes, kept)) if isinstance(kept, tuple) else getattr(kept, "nbytes", 0)
+def _bytes(*kept: Any) -> int:
+    """The bytes of arrays, each once, also of those in tuples and in terms."""
+    found: dict[int, int] = {}
+    waiting = [*kept]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, np.ndarray):
+            found[id(one)] = one.nbytes
+        elif isinstance(one, tuple):
+            waiting += one
+        elif isinstance(one, ScoreTerm):
+            waiting += one.arrays
+    return sum(found.values())
 
 
 def everything(case: Case) -> Sample:

@@ -105,8 +105,8 @@ class AttentionOperation(Operation[PreparedRequest, Codec, Result]):
 
     def may_wait(self, decoded: Decoded) -> bool:
         """True for a backend that is not loaded, or asks other machines."""
-        given = decoded.fields.get
-        return self._backends.may_wait(str(given("backend") or "auto"), str(given("device") or "auto"))
+        backend, device = (_name(decoded.fields.get(field)) for field in ("backend", "device"))
+        return self._backends.may_wait(backend, device)
 
     def cost(self, request: PreparedRequest, encoder: Codec) -> Cost:
         flops, compute, results, waits_for_gpu, *_ = request.shared.cost
@@ -150,6 +150,12 @@ def _own_bytes(spec: AttentionSpec, plan: Plan, layer: Layer | None) -> int:
     return sum(x.nbytes for x in arrays_of(plan) if not any(np.may_share_memory(x, other) for other in known))
 
 
+def _name(value: Any) -> str:
+    """The name of a backend or device, which may stand in a list as R writes it; auto for what is none."""
+    one = value[0] if isinstance(value, list) and value else value
+    return one if isinstance(one, str) else "auto"
+
+
 def is_short(value: Any, most: int) -> bool:
     """True if a decoded value has at most so many characters and items, of which no more are looked at."""
     left, waiting = most, [value]
@@ -169,6 +175,8 @@ def _key(decoded: Decoded) -> Hashable | None:
     parts: list[Hashable] = []
     options: dict[str, Any] = {}
     for name, value in decoded.fields.items():
+        if len(name) > MAX_LENGTH:
+            return None
         if name in SOURCES and type(value) is np.ndarray:
             parts.append((name, value.shape, value.dtype))
         elif (isinstance(value, str | list) and len(value) > MAX_LENGTH) or (

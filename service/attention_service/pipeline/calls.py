@@ -279,7 +279,8 @@ def is_call(decoded: Decoded) -> bool:
 
 def _present(decoded: Decoded) -> set[str]:
     """The names of fields that are not null. Arguments that are empty are none: clients in Java always send them."""
-    empty = {"arguments"} if decoded.fields.get("arguments") == {} else set()
+    arguments = decoded.fields.get("arguments")
+    empty = {"arguments"} if isinstance(arguments, dict) and not arguments else set()
     return {name for name, value in decoded.fields.items() if value is not None} - empty
 
 

@@ -73,7 +73,7 @@ def _with_labels(tensors: Mapping[str, Any]) -> dict[str, Any]:
     return {**tensors} | {
         name: [label for (label,) in rows]
         for name, rows in columns.items()
-        if all(isinstance(row, list) and len(row) == 1 for row in rows)
+        if isinstance(rows, list) and all(isinstance(row, list) and len(row) == 1 for row in rows)
     }
 
 

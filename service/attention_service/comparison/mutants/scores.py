@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
+from attention_service.attention.array_functions import Array
 from attention_service.attention.arrays import compute_dtype
+from attention_service.attention.score_term import Load
 from attention_service.attention.terms.additions import Alibi, Bias
 from attention_service.attention.terms.relative import RelativeKeys
-from attention_service.attention.tile import Tile
-from attention_service.comparison.case import Case
+from attention_service.attention.tile import Tile, part_of
+from attention_service.comparison.case import INEXPRESSIBLE, Case
 from attention_service.comparison.errors import largest_number
 from attention_service.comparison.mutants.table import SPLITS, absent, mutant, tiles
 from attention_service.comparison.problem import Answer, Problem, attention
@@ -181,23 +183,44 @@ def sinks_base2(case: Case) -> Iterator[Case]:
             yield from _sinks(case, case.sinks * factor, detail)
 
 
+@dataclass(frozen=True, slots=True)
+class _Multiplied(Bias):
+    """A bias times factors (1, h or 1, 1, 1), without a copy of its numbers: a search keeps many of them."""
+
+    factors: np.ndarray
+
+    def added(self, tile: Tile, load: Load) -> Array | None:
+        return load(part_of(self.numbers, tile) * part_of(self.factors, tile))
+
+
+def _bias_of(case: Case) -> Bias | None:
+    return case.term(Bias) or case.term(_Multiplied)
+
+
+def _times(case: Case, factor: float | np.ndarray, change: Mapping[str, Any] | None, detail: str = "") -> Case:
+    """The case with its bias times a factor."""
+    bias, factors = _bias_of(case), np.reshape(factor, (1, -1, 1, 1))
+    assert bias is not None
+    made = _Multiplied(bias.numbers, factors * bias.factors if isinstance(bias, _Multiplied) else factors)
+    terms = tuple(term for term in case.terms if term is not bias)
+    return case.changed(change, detail=detail, terms=(*terms, made))
+
+
 absent("bias.absent", "The bias is not added.", Bias, {"bias": None})
 
 
 @mutant("bias.before_scale", "The bias is added before the scale, which then scales it, too.")
 def bias_before_scale(case: Case) -> Iterator[Case]:
-    bias = case.term(Bias)
-    if bias and _is_scaled(case):
-        scale = case.scale[:, None, None] if isinstance(case.scale, np.ndarray) else case.scale
-        yield case.with_term(replace(bias, numbers=bias.numbers * scale))
+    if _bias_of(case) and _is_scaled(case):
+        yield _times(case, case.scale, INEXPRESSIBLE)
 
 
 @mutant("bias.log2e", "The bias is in another base than the scores: with log2(e), or without it.")
 def bias_log2e(case: Case) -> Iterator[Case]:
-    bias = case.term(Bias)
+    bias = _bias_of(case)
     if bias and (np.isfinite(bias.numbers) & (bias.numbers != 0)).any():
         for factor, detail in BASES.items():
-            yield case.with_term(replace(bias, numbers=bias.numbers * factor), {"bias": detail}, detail=detail)
+            yield _times(case, factor, {"bias": detail}, detail)
 
 
 absent(

@@ -15,8 +15,10 @@ import pytest
 from attention_service.cli import main
 from attention_service.codecs.safetensors import file_chunks
 from attention_service.errors import LayerUnavailable
+from attention_service.layers.checks import check_header
 from attention_service.layers.files import write_layer
 from attention_service.layers.store import INTERVAL, LayerStore
+from attention_service.layers.tensors import BadFile
 from attention_service.pipeline.layers import Layers
 from tests.helpers.layers import (
     GIB,
@@ -320,3 +322,9 @@ def test_links_pipes_and_directories_are_refused(suffix: str, folder: Path) -> N
         with pytest.raises(LayerUnavailable, match="symbolic link" if kind == "link" else "no regular file|cannot be"):
             store(folder)[0].get("bad")
         path.rmdir() if kind == "directory" else path.unlink()
+
+
+def test_a_name_of_too_many_levels_is_a_fault_of_the_file() -> None:
+    """Not of the request that lists all layers."""
+    with pytest.raises(BadFile, match="at most 32 levels"):
+        check_header({}, [("a." * 40 + "b", "F32", (2, 2))])

@@ -70,6 +70,27 @@ def test_several_values_are_no_single_one(client: httpx.Client) -> None:
         assert answer.json()["errors"][0]["pointer"].startswith(f"/{name}")
 
 
+@pytest.mark.parametrize(
+    ("fields", "pointer"),
+    [
+        ({"backend": [[2, 2]]}, "/backend"),
+        ({"device": [1, 2]}, "/device"),
+        ({"device": ["a", "b"]}, "/device"),
+        ({"call": "vllm.attention", "arguments": [1, 2]}, "/arguments"),
+        ({"arguments": [1, 2]}, "/arguments"),
+    ],
+)
+def test_arrays_in_the_place_of_names_are_refused(fields: dict[str, Any], pointer: str, client: httpx.Client) -> None:
+    answer = posted(client, json.dumps({"input": X.tolist()} | fields).encode(), JSON)
+    assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, pointer)
+
+
+def test_a_label_without_axes_is_refused(client: httpx.Client) -> None:
+    label = {"name": "query_tokens", "shape": [], "datatype": "INT64", "data": [1]}
+    inputs = [{"name": "input", "shape": [1, 1], "datatype": "FP64", "data": [1.0]}, label]
+    assert posted(client, json.dumps({"inputs": inputs}).encode(), JSON, INFER).status_code == 422
+
+
 @pytest.mark.parametrize("kind", [np.str_, np.bytes_, lambda text: np.frombuffer(text.encode(), np.uint8)])
 def test_json_text_of_npz_as_string_and_as_bytes(kind: Any, client: httpx.Client, expected: Any) -> None:
     stream = io.BytesIO()

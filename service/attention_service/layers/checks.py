@@ -17,7 +17,7 @@ from attention_service.attention.arrays import BFLOAT16, is_float, widest
 from attention_service.attention.planning import make_plan
 from attention_service.attention.spec import SOURCES, AttentionSpec, LinearMap, Norm, Projection
 from attention_service.codecs.safetensors import dtype_of
-from attention_service.errors import InvalidRequest
+from attention_service.errors import BadRequest, InvalidRequest
 from attention_service.layers.layer import LAYER, Layer
 from attention_service.layers.tensors import BadFile, as_bad_file
 from attention_service.schemas.request import AttentionRequest
@@ -84,7 +84,7 @@ def _check(layer: Layer, dtype: np.dtype, *, by_shape: bool = False) -> None:
         if by_shape:
             spec = spec._replace(dtype=None)  # to which all arrays would be cast
         make_plan(spec._replace(**_one_token(spec, dtype)))
-    except InvalidRequest as error:
+    except (BadRequest, InvalidRequest) as error:
         fault = error.faults[0]
         place = fault.pointer.lstrip("/").replace("/", ".")
         raise BadFile(f"is no layer: {place}: expected {fault.expected}, got {fault.got}") from None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from attention_service.comparison.next_command import next_command
-from attention_service.comparison.text import in_short
 from attention_service.schemas.compare import CompareReport
 
 
@@ -31,6 +29,10 @@ def checked(report: CompareReport, must_show: str | None, function: str | None =
     Errors: WrongOutput for one that is wrong or imprecise, WeakInputs.
     """
     __tracebackhide__ = True  # pytest then shows the line of the test
+    # Where a report is, comparisons are loaded, which `attend` does without.
+    from attention_service.comparison.next_command import next_command
+    from attention_service.comparison.text import in_short
+
     if report.verdict.status in ("imprecise", "wrong"):
         raise WrongOutput(in_short(report, next_command(report, function=function)), report)
     if must_show and report.power.options:

@@ -338,7 +338,7 @@ def test_weights_tell_the_function_that_scores_went_through() -> None:
     scores = own.products - 0.02 * own.products**3
     powers = np.where(own.hidden, 0, np.exp(scores - scores.max(axis=-1, keepdims=True)))
     [found] = own.facts(attention_weights=powers / powers.sum(axis=-1, keepdims=True))
-    assert found.message.startswith("In every row the scores behind attention_weights are a function of the scaled")
+    assert found.message.startswith("In the rows that tell it the scores behind attention_weights are a function of")
     x, told = np.array(found.numbers["scores"]), np.array(found.numbers["told"])
     right = x - 0.02 * x**3
     assert told - told[2] == pytest.approx(right - right[2], abs=0.01)

@@ -658,7 +658,7 @@ def test_a_wrong_option_is_sent_as_it_was_pasted(open_page: Open, service: Any) 
 
 
 def test_options_of_a_file_are_sent_as_they_are(folder: Path, open_page: Open, service: Any) -> None:
-    np.savez(folder / "request.npz", input=np.eye(4), is_causal=np.array([True]))
+    np.savez(folder / "request.npz", input=np.eye(4), is_causal=np.array([True, False]))
     content = (folder / "request.npz").read_bytes()
     answer = service.post("/attention", content=content, headers={"Content-Type": "application/x-npz"})
     assert answer.status_code == 422

@@ -19,6 +19,7 @@ from attention_service.attention.tiles import Tiling
 from attention_service.comparison.case import TILES, Case
 from attention_service.comparison.gradients.case import TILE
 from attention_service.comparison.gradients.search import SAMPLED
+from attention_service.comparison.gradients.terms import MOST_TERMS
 from attention_service.comparison.inputs import MADE_OUTPUTS, MADE_ROOM, made_scores
 from attention_service.comparison.recipes import Recipe, recipe_for_sizes
 from attention_service.comparison.sample import block_counts
@@ -56,6 +57,8 @@ GRADIENT_COPIES: Final = 10
 WORKER_COPIES: Final = 5
 OUTPUT_COPIES: Final = 6
 GRADIENT_ANSWERS: Final = 240
+# Terms of the sums of a gradient, of which facts tell, and copies of them.
+TERM_COPIES: Final = 3
 # The objects of a comparison: cases, candidates, hypotheses and the report.
 OBJECTS: Final = 2**22
 SMALL: Final = Sizes(num_heads=2, num_kv_heads=2, batch_size=2, query_length=7, key_length=11, head_dim=1, value_dim=1)
@@ -91,6 +94,8 @@ def _gradient_bytes(question: Question, workers: int) -> int:
     sampled = sum(min(size, SAMPLED) for size in sizes)
     kept = GRADIENT_COPIES * sum(sizes) + GRADIENT_ANSWERS * sampled
     outputs = prod((plan.sizes.batch_size, plan.sizes.num_heads, plan.sizes.query_length, plan.sizes.value_dim))
+    h, _, b, q, k, d, e = plan.sizes
+    kept += TERM_COPIES * min(MOST_TERMS, b * h * max(q, k) * max(d, e))
     return (1 + workers) * running + 8 * (kept + workers * WORKER_COPIES * sum(sizes) + OUTPUT_COPIES * outputs)
 
 

@@ -14,7 +14,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from attention_service.attention.terms.additions import Bias
 from attention_service.attention.terms.masks import Mask
-from attention_service.comparison.errors import distances
+from attention_service.comparison.errors import distances, largest
 from attention_service.comparison.problem import Problem, attention
 from attention_service.comparison.refitted import of_case, told
 from attention_service.comparison.sample import Sample, blocks, everything
@@ -99,7 +99,7 @@ def _largest_weights(wrong: Wrong) -> Iterator[Fact]:
     places = np.argwhere(wrong.rows)[:: -(-int(wrong.rows.sum()) // PROBED)]
     rows = [Sample(*place[:, None]) for place in places]
     for count in COUNTS:
-        if 4 * count > min(features, keys) or wrong.case.bad_values is not None:
+        if not 4 * count <= min(features, keys) <= MOST or wrong.case.bad_values is not None:
             return
         if all(_is_near(wrong, row, _with_others(wrong, row, count)) for row in rows):
             predicted, fits = wrong.right.copy(), True
@@ -172,6 +172,7 @@ def _spare(wrong: Wrong) -> np.ndarray:
         case.check()
         values = values_of(case, np.array([batch]), np.array([head]))[0, 0]
         # The smaller of the two products, which have the same eigenvalues but for zeros.
+        values = values / (largest(values) or 1.0)
         products = values @ values.T if len(values) < values.shape[1] else values.T @ values
         sizes = np.linalg.eigvalsh(products)
         found[batch, case.value_of_head == head] = values.shape[1] - (sizes > FLAT * sizes.max(initial=0)).sum()

@@ -72,7 +72,8 @@ def _curve(wrong: Wrong) -> Iterator[Fact]:
         slope, at_0 = (float(one) for one in np.polyfit(x, y, 1))
         is_line = bool((np.abs(y - at_0 - slope * x) <= np.ptp(y) / 1000).all())
         whose = "the scores behind {} are" if wrong.name in WEIGHTS else "{} is"
-        text = f"in every row {whose} a function of the scaled scores alone{', the bias left out' * without}"
+        left_out = ", the bias left out" * without
+        text = f"in the rows that tell it {whose} a function of the scaled scores alone{left_out}"
         values = ", ".join(f"{told:.4g} for {score:.4g}" for score, told in zip(x[chosen], y[chosen], strict=True))
         text += f": {f'{slope:.4g} times these' if is_line else values}"
         text += ", and a number of the row" if wrong.name in WEIGHTS else ""
@@ -144,7 +145,8 @@ def _shifts(
         return np.bincount(row, numbers) / count
 
     own_x, own_y = x - means(x)[row], y - means(y)[row]
-    found = float(own_x @ own_y) / float(own_x @ own_x) * means(x) - means(y)
+    square = float(own_x @ own_x)
+    found = (float(own_x @ own_y) / square if square else 0.0) * means(x) - means(y)
     trust = 1 / np.square(weights).sum(axis=1)
     total = np.maximum(np.bincount(row[inner], trust, len(count)), 1e-300)
     for _ in range(STEPS):

@@ -162,8 +162,11 @@ def _searched(
     if found:
         worst = replace(worst, hypotheses=[_hypothesis(found, question, check), *worst.hypotheses], facts=())
     else:
+        unproved = [replace(one, is_proof=one.is_proof and not judged.others) for one in worst.hypotheses]
+        found_in_part = worst
+        worst = replace(worst, hypotheses=unproved)  # unless there is time to look at other parts
         with suppress(TimeIsUp):
-            worst = _of_all(asked, judged, worst, backend, limited(check, end))
+            worst = _of_all(asked, judged, found_in_part, backend, limited(check, end))
     worst = replace(worst, hypotheses=_each_once(worst.hypotheses))
     return _with_power(CallComparison(asked, worst, judged.places.places()), backend, check, end)
 
@@ -204,7 +207,8 @@ def _each_once(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
 
 def _known_in_part(one: Hypothesis, judged: _Judged) -> Fact:
     """The fact that sequences that are wrong have a known mistake, which the others do not have."""
-    message = f"Every wrong sequence is that of a known mistake, which others do not have: {one.candidate.message}"
+    message = "The wrong sequences that were looked at have a known mistake, which a right one has not: "
+    message += one.candidate.message
     numbers = {"sequences": [float(n) for n in judged.wrong_sequences[:LISTED]]}
     return Fact(name="known_in_part", array=judged.places.array, message=message, numbers=numbers)
 

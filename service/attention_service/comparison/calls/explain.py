@@ -57,7 +57,8 @@ def explanations(
             if found is None and suspect.of_output and wrong == ["output"]:
                 outputs = replace(asked, actual={name: (asked.actual or {})[name] for name in wrong})
                 found = _Agreement.of(outputs, suspect, worst, backend, check)
-            left = 1.0 if found is None else min(found.errors.get(name, 0.0) / errors[name] for name in wrong)
+            shares = () if found is None else (found.errors.get(name, 0.0) / errors[name] for name in wrong)
+            left = min(shares, default=1.0)  # rows that are wrong only in the mean have no such errors
             if found is not None and left * PROOF < 1:
                 yield Explanation(mistake, suspect.detail, 1 - left**2, found.ratio, found.has_numbers)
                 break

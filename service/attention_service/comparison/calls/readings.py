@@ -34,6 +34,8 @@ TRIED: Final = 4
 ALONE: Final = 16
 # What was returned must fit so many bits better than the right tokens do, beside those that choosing a reading takes.
 BITS: Final = 10.0
+# Sequences of a call for which all other addresses are made.
+MOST: Final = 2**12
 # Tokens that are listed.
 LISTED: Final = 4
 
@@ -63,6 +65,8 @@ def readings(call: Call) -> Iterator[Reading]:
     if any(tokens.table is None and tokens.rows is None for tokens in (key, value)):
         return
     right = Addresses.of(key), Addresses.of(value)
+    if right[0].count > MOST:
+        return
     queries = call.query.rows
     starts = queries.first if queries is not None and queries.slots == 1 else None
     pairs = list(zip(rules(right[0], starts), rules(right[1], starts), strict=False))
@@ -182,12 +186,12 @@ class Search:
 
     def _close(self, sequence: int, every: list[Reading]) -> list[Reading]:
         """The readings by which what was returned for a sequence may be right, the closest first."""
-        call = self.asked.addressed
         found: list[tuple[float, Reading]] = []
         sent = self._sent(sequence)
         right = self._errors(sequence, sent, [Reading("", "")])[0]
         wrong = [name for name, error in right.items() if error > CORRECT * self.limits[name]]
-        step = max(1, TOGETHER // int(numbers_of(call)[sequence]))
+        every = [one for one in every if self._numbers(sequence, one) <= LONGEST]
+        step = max(1, TOGETHER // max((self._numbers(sequence, one) for one in every), default=1))
         for start in range(0, len(every), step):
             self.check()
             some = every[start : start + step]
@@ -196,6 +200,12 @@ class Search:
                     ratio = max(error / self.limits[name] for name, error in errors.items())
                     found.append((max(ratio, CORRECT), reading))  # those that rounding explains are as close
         return [reading for _, reading in sorted(found, key=lambda one: one[0])]
+
+    def _numbers(self, sequence: int, reading: Reading) -> int:
+        """About how many numbers of tokens and scores a reading of a sequence takes."""
+        call = self.asked.addressed
+        more = 1.0 if reading.lengths is None else reading.lengths[sequence] / max(1, call.keys[sequence])
+        return math.ceil(numbers_of(call)[sequence] * max(1.0, more))
 
     def _sent(self, sequence: int) -> dict[str, np.ndarray]:
         rows = self.asked.addressed.query.rows
@@ -221,7 +231,7 @@ class Search:
 
     def _holds(self, read: Mapping[int, Reading], tried: int) -> bool:
         """True if all that was returned is right for these readings, by more than chance. tried: how many were"""
-        call = _mixed(self.asked.addressed, read)
+        call = _mixed(self.asked.addressed, read, self.check)
         if call is None or agrees(self.asked, Suspect(call), next(iter(read)), self.backend, self.check) is None:
             return False
         bits = 0.0
@@ -295,9 +305,9 @@ def tokens_of(call: Call, sequence: int, reading: Reading) -> Read3 | None:
     return Read3((query, key_read, value_read), int(offsets[sequence]))
 
 
-def _reader(arrays: Mapping[int, np.ndarray], right: Read | None = None) -> Read:
-    """What reads these arrays, by sequence; of others the right tokens."""
-    return lambda n: arrays[n] if right is None or n in arrays else right(n)
+def _reader(arrays: Mapping[int, np.ndarray]) -> Read:
+    """What reads these arrays, by sequence."""
+    return lambda n: arrays[n]
 
 
 def _together(call: Call, sequence: int, read: list[Read3]) -> Call:
@@ -325,20 +335,27 @@ def _together(call: Call, sequence: int, read: list[Read3]) -> Call:
     return call._replace(key=key, value=value, past=(found[0], found[1]))
 
 
-def _mixed(call: Call, read: Mapping[int, Reading]) -> Call | None:
-    """The call with other tokens of some sequences; None if they are outside of memory."""
-    found = {n: three for n, reading in read.items() if (three := tokens_of(call, n, reading)) is not None}
-    if len(found) < len(read):
-        return None
-    offsets = call.offsets.copy()
-    offsets[list(found)] = [three.offset for three in found.values()]
-    made = []
-    for at, tokens in enumerate((call.query, *stored(call))):
-        arrays = {n: one.arrays[at] for n, one in found.items()}
-        lengths = tokens.lengths.copy()
-        lengths[list(arrays)] = [len(array) for array in arrays.values()]
-        made.append(tokens._replace(lengths=lengths, of=_reader(arrays, tokens.of)))
-    query, key, value = made
+def _mixed(call: Call, read: Mapping[int, Reading], check: Check) -> Call | None:
+    """The call with other tokens of some sequences, read when needed; None if they are outside of memory."""
+    own, offsets = (call.query, *stored(call)), call.offsets.copy()
+    lengths = [tokens.lengths.copy() for tokens in own]
+    for n, reading in read.items():
+        check()
+        three = tokens_of(call, n, reading)
+        if three is None:
+            return None
+        offsets[n] = three.offset
+        for role, array in zip(lengths, three.arrays, strict=True):
+            role[n] = len(array)
+
+    def other(at: int) -> Tokens:
+        def of(n: int) -> np.ndarray:
+            three = tokens_of(call, n, read[n]) if n in read else None
+            return own[at].of(n) if three is None else three.arrays[at]
+
+        return own[at]._replace(lengths=lengths[at], of=of)
+
+    query, key, value = other(0), other(1), other(2)
     if call.past is not None:
         return call._replace(query=query, past=(key, value), offset=offsets)
     return call._replace(query=query, key=key, value=value, offset=offsets)

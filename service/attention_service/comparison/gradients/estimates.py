@@ -19,7 +19,7 @@ from attention_service.comparison.gradients.case import GradientCase
 from attention_service.comparison.gradients.judge import GradientTruth
 from attention_service.comparison.gradients.mutants.table import Recomputed, Variant, is_softmax
 from attention_service.comparison.gradients.mutants.views import OtherBias, viewed, views
-from attention_service.comparison.gradients.terms import Blocks, WrongGradient, has_plain_sums
+from attention_service.comparison.gradients.terms import MOST_TERMS, Blocks, WrongGradient, has_plain_sums
 
 # Offsets that are tried, at most, and sums for offsets that are made at a time.
 TRIED: Final = 4
@@ -68,6 +68,13 @@ class Tokens:
         is_query = self.role == "query"
         return slice(self.head, self.head + 1) if is_query else slice(self.head * group, (self.head + 1) * group)
 
+    @property
+    def count(self) -> int:
+        """The numbers of all terms."""
+        sizes = self.case.plan.sizes
+        length = sizes.key_length if self.role == "query" else sizes.query_length
+        return (self.heads.stop - self.heads.start) * length * self.sent.size
+
     def terms_without(self, *hiding: ScoreTerm) -> np.ndarray:
         """(heads, rows or keys, s, features), all terms of the sums if some terms of the plan hide and add nothing."""
         case, sizes = self.case, self.case.plan.sizes
@@ -105,6 +112,8 @@ def other_views(wrong: WrongGradient, truth: GradientTruth) -> Iterator[Variant]
     Each term of their sums is computed once without the mask or bias, and counts as another view of that says.
     """
     tokens, terms = Tokens.of(wrong, truth), dict[int, np.ndarray]()
+    if tokens.count > MOST_TERMS:
+        return
     for view in views(truth.case):
         if id(view.term) not in terms:
             terms[id(view.term)] = tokens.terms_without(view.term)
@@ -126,6 +135,8 @@ def shifted_masks(wrong: WrongGradient, truth: GradientTruth) -> Iterator[Varian
     if not (case.spec.is_causal and is_alone and is_softmax(case)):
         return
     found = Tokens.of(wrong, truth)
+    if found.count > MOST_TERMS:
+        return
     terms = found.terms_without(*bands).sum(axis=0)  # l s features
     sums = np.concatenate([np.zeros((1, *terms.shape[1:])), terms.cumsum(axis=0)])
     far = case.plan.sizes.query_length + case.plan.sizes.key_length

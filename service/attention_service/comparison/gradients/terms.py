@@ -40,6 +40,8 @@ MOST_PLACES: Final = 64
 MOST_BLOCKS: Final = 64
 SAMPLE: Final = 64
 MOST_FITTED: Final = 256
+# Numbers of the terms of sums, which are kept beside each other; of larger gradients they are not told.
+MOST_TERMS: Final = 2**22
 # Pairs of tiles that are told.
 LISTED_PAIRS: Final = 4
 # The largest table of how often the terms of each row count for each key.
@@ -134,7 +136,8 @@ class PerHead(Kept):
 
     def over_rows(self, left: Array, right: Array, tile: Tile) -> Array:
         """The sums over rows and the heads of groups, of which those of each head are kept."""
-        self.kept[self.role][tile.batch, tile.heads, tile.columns] += left.swapaxes(-1, -2) @ right
+        if self.role in self.kept:
+            self.kept[self.role][tile.batch, tile.heads, tile.columns] += left.swapaxes(-1, -2) @ right
         return super().over_rows(left, right, tile)
 
 
@@ -157,10 +160,10 @@ def terms_of_heads(wrong: WrongGradient, truth: GradientTruth) -> Iterator[Fact]
         or not has_plain_sums(wrong, truth)
         or count > MOST_PLACES
         or b * k * d < 2 * count
+        or b * count * k * d > MOST_TERMS
     ):
         return
-    features = {"key": sizes.head_dim, "value": sizes.value_dim}
-    kept = {name: np.zeros((b, count, k, length)) for name, length in features.items()}
+    kept = {role: np.zeros((b, count, k, d))}
     case.run(partial(PerHead, case=case, kept=kept))
     heads = slices(kept[role], (1,))
     own = slices(wrong.actual, (1,))
@@ -257,7 +260,10 @@ def terms_of_tiles(wrong: WrongGradient, truth: GradientTruth) -> Iterator[Fact]
     group, size = 1 if role == "query" else case.group, TILES[0]
     while length > size * MOST_BLOCKS:
         size *= 2
-    blocks = np.zeros((group, -(-length // size), len(tokens), wrong.right.shape[3]))
+    shape = (group, -(-length // size), len(tokens), wrong.right.shape[3])
+    if math.prod(shape) > MOST_TERMS:
+        return
+    blocks = np.zeros(shape)
     case.run(partial(Blocks, case=case, place=(entry, head), tokens=tokens, size=size, kept={role: blocks}))
     error, limits = (wrong.actual - wrong.right)[entry, head, tokens], wrong.limits[entry, head, tokens]
     for labels in _labels(blocks.shape[:2], size, tokens, (length, wrong.right.shape[2])):

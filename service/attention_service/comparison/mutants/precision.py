@@ -23,6 +23,7 @@ DEPTHS: Final = (ACCUMULATED, 128)
 MOST: Final = largest_number(np.dtype(np.float16))
 # Sums over fewer keys lose no more if they grow key by key; rows of a problem that such sums are computed for.
 LONG: Final = 256
+LONGEST: Final = 2**14
 ROWS: Final = 4
 
 
@@ -44,7 +45,11 @@ def precision_accumulate(case: Case) -> Iterator[Case]:
     if case.dtype.itemsize < 4:
         for depth in DEPTHS:
             yield case.changed(rounding=replace(_plain(case), sums=case.dtype, depth=depth))
-    if case.dtype == np.float16 and case.plan.normalization == "softmax" and case.plan.sizes.key_length >= LONG:
+    if (
+        case.dtype == np.float16
+        and case.plan.normalization == "softmax"
+        and LONG <= case.plan.sizes.key_length <= LONGEST
+    ):
         yield case.changed(
             rounding=_plain(case), softmax=_running, detail="key by key, of weights that are not divided"
         )
@@ -73,7 +78,8 @@ def _running(problem: Problem) -> Answer:
         sinks = np.broadcast_to(problem.sinks, problem.scores.shape[:3])[..., chosen]
         total = total + np.exp(sinks - shift[-1])[..., None]
     output = answer.output.copy()
-    output[:, :, chosen] = np.divide(sums, total, out=np.zeros_like(grown), where=total > 0)
+    found = np.divide(sums, total, out=np.zeros_like(grown), where=total > 0)
+    output[:, :, chosen] = np.where(np.isnan(output[:, :, chosen]), np.nan, found)  # of values that are no numbers
     return replace(answer, output=output)
 
 

@@ -20,7 +20,7 @@ SUFFIXES: Final = (".json", ".npz", ".safetensors", ".pt", ".npy")
 # Fields that say how arrays are returned, or are said by the arrays themselves: for functions that have a parameter.
 RETURNED: Final = {
     *("dtype", "backend", "device", "include", "select_heads", "select_queries", "average_heads", "top_k"),
-    *("query_tokens", "key_tokens", "encoding", "logsumexp_base"),
+    *("query_tokens", "key_tokens", "encoding", "logsumexp_base", "gradients"),
 }
 # Fields whose arrays have the type of the request; all others keep the type that they came with.
 OPERANDS: Final = frozenset({"query", "key", "value", "input", "context", "past_key", "past_value", "projection"})

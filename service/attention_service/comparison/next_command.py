@@ -20,8 +20,9 @@ def next_command(report: CompareReport, request: str | None = None, function: st
 
     request: the file of the request, None if there is none; function: the kernel as `module:function`, if it is known
     """
-    target = ANY_FUNCTION if function is None else function
-    like = None if request is None or "call" in report.metadata else request
+    if "call" in report.metadata:  # whose laws and parts no command checks: `call_laws` does
+        return None
+    target, like = ANY_FUNCTION if function is None else function, request
     is_wrong = report.verdict.status in ("wrong", "imprecise")
     names = _made_for(report) if is_wrong else ()
     if names:

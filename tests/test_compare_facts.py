@@ -575,7 +575,10 @@ TRUE: Final[dict[str, set[str]]] = {
     "mask.finite": {"constant"},  # a logsumexp of rows that see no key
     "mask.in_max": {"constant"},  # NaN, or minus infinity
     "padding.in_sum": {"row_factor", "extra_sum"},
-    "empty.hidden_keys": {"other_keys"},  # all of them
+    "empty.hidden_keys": {"other_keys", "known_in_part"},  # all of them; that there is no mask
+    # Scores that are all less than the cap, or within a part of the curve.
+    "softcap.absent": {"score_curve"},
+    "softcap.before_scale": {"score_curve"},
     "causal.last_row": {"known_in_part"},  # that there is no mask
     "output.packed": {"reordered"},
     "empty.nan": {"constant"},

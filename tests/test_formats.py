@@ -150,7 +150,7 @@ def test_the_commands_print_both(
     (suite,) = ElementTree.fromstring(printed(1, "compare", "request.json", "-", "--format", "junit"))
     assert (suite.attrib["name"], counts(suite)["failures"]) == ("compare request.json -", 1)
     annotation = printed(1, "compare", "request.json", "-", "--format", "github")
-    assert annotation.startswith("::error title=compare request.json -%3A output::wrong (ratio ")
+    assert annotation.startswith("::error title=compare request.json -%3A output::wrong: ")
     # An error is a check, too: a step that only reads the file sees it.
     (suite,) = ElementTree.fromstring(printed(3, "compare", "request.json", "absent.npy", "--format", "junit"))
     assert (counts(suite)["errors"], suite[0][0].tag) == (1, "error")

@@ -119,8 +119,8 @@ def test_a_suite_has_every_corner_and_every_type() -> None:
 
 @pytest.mark.slow
 def test_a_suite_shows_every_known_mistake() -> None:
-    # As large an error as a legal rounding makes: log2(e) folded into the query in the same type. Sums in half types show
-    # in corners of many keys, such as float16.equal_scores.
+    # As large an error as a legal rounding makes: log2(e) folded into the query in the same type. Sums in half types
+    # show in corners of many keys, such as float16.equal_scores.
     unseen = {*MUTANTS} - {"precision.scores", "precision.accumulate"}
     for case in make_cases(CASES, 0):
         unseen.difference_update(power_of(case.fields, tuple(case.expected), lambda: None, wanted=unseen).killed)

@@ -68,6 +68,9 @@ def test_several_values_are_no_single_one(client: httpx.Client) -> None:
         answer = posted(client, json.dumps({"input": X.tolist(), name: [other]}).encode(), JSON)
         assert answer.status_code == 422, name
         assert answer.json()["errors"][0]["pointer"].startswith(f"/{name}")
+    for name in ("num_heads", "query_offset"):
+        answer = posted(client, json.dumps({"input": X.tolist(), name: 1e300}).encode(), JSON)
+        assert (answer.status_code, answer.json()["errors"][0]["got"]) == (422, "number 1e+300"), name
 
 
 @pytest.mark.parametrize(

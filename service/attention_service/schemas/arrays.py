@@ -152,7 +152,7 @@ def _integer_lists(value: Any) -> np.ndarray:
 
 
 def _integers(value: Any) -> np.ndarray:
-    is_integer = type(value) is int or (type(value) is float and value.is_integer())
+    is_integer = type(value) is int or (type(value) is float and value.is_integer() and abs(value) < 2**63)
     return np.array(int(value)) if is_integer else _integer_lists(value)
 
 

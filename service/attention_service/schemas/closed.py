@@ -81,7 +81,7 @@ class Closed(BaseModel):
                 plain = value[0]
             if isinstance(plain, str) and len(plain) > MAX_TEXT:
                 raise too_long(child("", name))
-            if name in cls._whole and isinstance(plain, float) and plain.is_integer():
+            if name in cls._whole and isinstance(plain, float) and plain.is_integer() and abs(plain) < 2**63:
                 plain = int(plain)
             unwrapped[name[:MAX_TEXT]] = plain  # no field has a longer name
         return unwrapped

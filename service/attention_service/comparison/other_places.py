@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from attention_service.backends.base import Check
 from attention_service.comparison.errors import distances, largest
 from attention_service.comparison.places import plural_of
 from attention_service.comparison.wrong import PROBED, Wrong
@@ -190,10 +191,10 @@ def _parts_elsewhere(wrong: Wrong, features: np.ndarray, count: int, *, is_added
         return
     sent, slack = np.clip(sent, -most, most), wrong.tolerance * (1 + is_added)
     few = sent[:: -(-len(sent) // PROBED)]
-    is_near = (distances(few, every[_nearest(wrong, few, every)]) <= slack).all(axis=1)
+    is_near = (distances(few, every[nearest_of(wrong.case.check, few, every)]) <= slack).all(axis=1)
     if not (is_near | ~few.any(axis=1)).all():
         return
-    kept, nearest = sent.any(axis=1), _nearest(wrong, sent, every)
+    kept, nearest = sent.any(axis=1), nearest_of(wrong.case.check, sent, every)
     others = np.zeros_like(right) if is_added else right.copy()
     others[places] = np.where(kept[:, None], right[nearest], 0)
     predicted = np.zeros_like(wrong.right) if is_added else wrong.right.copy()
@@ -210,11 +211,11 @@ def _parts_elsewhere(wrong: Wrong, features: np.ndarray, count: int, *, is_added
         yield wrong.fact("elsewhere", text, rows=kept.sum(), zeros=len(sent) - kept.sum())
 
 
-def _nearest(wrong: Wrong, sent: np.ndarray, every: np.ndarray) -> np.ndarray:
-    """The index of the right part that each part is closest to."""
+def nearest_of(check: Check, sent: np.ndarray, every: np.ndarray) -> np.ndarray:
+    """The index of the vector of `every` (m, n) that each of `sent` (r, n) is closest to."""
     sizes, found = np.square(every).sum(axis=1), np.empty(len(sent), np.int64)
     for start in range(0, len(sent), step := max(1, PAIRS // len(every))):
-        wrong.case.check()
+        check()
         found[start : start + step] = (sizes - 2 * (sent[start : start + step] @ every.T)).argmin(axis=1)
     return found
 

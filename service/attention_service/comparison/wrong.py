@@ -32,6 +32,12 @@ LITTLE: Final = 1e-3
 NOUNS: Final = {"output": "the output", "logsumexp": "the logsumexp"}
 
 
+def bits_of(errors: np.ndarray) -> np.ndarray:
+    """How much numbers tell of a mistake, in bits of each. errors: in units of what legal rounding explains"""
+    found: np.ndarray = np.log2(np.clip(errors, 1, 2**MOST_BITS))
+    return found
+
+
 @dataclass(frozen=True, eq=False)
 class Wrong:
     """A wrong array, of which the first three axes say the row.
@@ -53,7 +59,7 @@ class Wrong:
         """(7, b, h, q): the largest error, the mean difference, the bits of all errors and the most of one, and the
         sums of actual², actual · right and right²."""
         apart = distances(self.actual, self.right)
-        bits = np.log2(np.clip(apart / self.bounds, 1, 2**MOST_BITS))
+        bits = bits_of(apart / self.bounds)
         pairs = (self.actual, self.actual), (self.actual, self.right), (self.right, self.right)
         products = (np.einsum("...i,...i->...", *pair) for pair in pairs)
         mean = self.actual.mean(axis=-1) - self.right.mean(axis=-1)

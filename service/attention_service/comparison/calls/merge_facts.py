@@ -14,7 +14,7 @@ from attention_service.comparison.calls.explain import agrees
 from attention_service.comparison.calls.moves import Suspect
 from attention_service.comparison.calls.question import CallQuestion
 from attention_service.comparison.errors import distances
-from attention_service.comparison.wrong import BITS, MOST_BITS
+from attention_service.comparison.wrong import BITS, bits_of
 from attention_service.engines.call import Merge
 from attention_service.engines.partial import State, merge
 from attention_service.schemas.compare import Fact
@@ -31,9 +31,7 @@ def merge_fact(
     assert isinstance(call, Merge)
     right = merge(call.parts, call.base, names=call.names)
     apart = {name: distances(array[:, 0], want) for name, array, want in _pairs(sent, right)}
-    bits = sum(
-        float(np.log2(np.clip(one / (CORRECT * limits[name]), 1, 2**MOST_BITS)).sum()) for name, one in apart.items()
-    )
+    bits = sum(float(bits_of(one / (CORRECT * limits[name])).sum()) for name, one in apart.items())
     if bits < BITS:
         return None
     outputs = replace(asked, actual={"output": sent["output"]}) if "output" in sent else None
@@ -96,7 +94,7 @@ def _fitted(call: Merge, right: State, sent: np.ndarray, limit: float) -> Fact |
         weights, *_ = np.linalg.lstsq(parts[row, head], sent[row, head].astype(np.float64), rcond=None)
         if (distances(parts[row, head] @ weights, sent[row, head].astype(np.float64)) > tolerance).any():
             return None
-        each = np.log2(np.clip(apart[row, head] / tolerance, 1, 2**MOST_BITS))
+        each = bits_of(apart[row, head] / tolerance)
         bits += max(0.0, float(each.sum() - len(weights) * each.max()))
         if first is None or apart[row, head].max() > apart[first[0], first[1]].max():
             first = row, head, weights

@@ -19,7 +19,7 @@ from attention_service.comparison.calls.moves import Suspect, numbers_of, stored
 from attention_service.comparison.calls.question import CallQuestion
 from attention_service.comparison.errors import distance, distances
 from attention_service.comparison.evidence import PROOF
-from attention_service.comparison.wrong import MOST_BITS
+from attention_service.comparison.wrong import bits_of
 from attention_service.engines.call import Call, Form
 from attention_service.engines.tokens import Rows, Tokens
 from attention_service.errors import InvalidRequest
@@ -242,7 +242,7 @@ class Search:
             for name, array in (("output", right.output), ("logsumexp", right.logsumexp)):
                 if name in sent:
                     apart = distances(sent[name], array[0]) / (CORRECT * self.limits[name])
-                    bits += float(np.log2(np.clip(np.nan_to_num(apart, nan=1.0), 1, 2**MOST_BITS)).sum())
+                    bits += float(bits_of(np.nan_to_num(apart, nan=1.0)).sum())
         kinds = len({id(one) for one in read.values()})
         return bits - kinds * math.log2(tried) >= BITS
 
@@ -284,14 +284,14 @@ class Search:
         return example, {name: values.astype(float).tolist() for name, values in numbers.items()}
 
 
-class Read3(NamedTuple):
+class ReadTokens(NamedTuple):
     """Queries, stored keys and values of a sequence as they are read, and the offset."""
 
     arrays: tuple[np.ndarray, np.ndarray, np.ndarray]
     offset: int
 
 
-def tokens_of(call: Call, sequence: int, reading: Reading) -> Read3 | None:
+def tokens_of(call: Call, sequence: int, reading: Reading) -> ReadTokens | None:
     """What is read of a sequence; None for places outside of memory."""
     key, value = stored(call)
     try:
@@ -302,23 +302,18 @@ def tokens_of(call: Call, sequence: int, reading: Reading) -> Read3 | None:
     except IndexError:
         return None
     offsets = call.offsets if reading.offset is None else reading.offset
-    return Read3((query, key_read, value_read), int(offsets[sequence]))
+    return ReadTokens((query, key_read, value_read), int(offsets[sequence]))
 
 
-def _reader(arrays: Mapping[int, np.ndarray]) -> Read:
-    """What reads these arrays, by sequence."""
-    return lambda n: arrays[n]
-
-
-def _together(call: Call, sequence: int, read: list[Read3]) -> Call:
+def _together(call: Call, sequence: int, read: list[ReadTokens]) -> Call:
     """A call of one sequence, again and again, with the tokens that are read for each."""
     count, q = len(read), len(read[0].arrays[0])
     queries, keys, values = (dict(enumerate(one.arrays[at] for one in read)) for at in range(3))
     rows = Rows(count, q, np.arange(count), np.zeros(count, np.int64), np.full(count, q))
-    query = call.query._replace(lengths=rows.lengths, of=_reader(queries), rows=rows)
+    query = call.query._replace(lengths=rows.lengths, of=queries.__getitem__, rows=rows)
     lengths = np.array([len(one) for one in keys.values()])
     found = [
-        tokens._replace(lengths=lengths, of=_reader(arrays), rows=None, table=None)
+        tokens._replace(lengths=lengths, of=arrays.__getitem__, rows=None, table=None)
         for tokens, arrays in zip(stored(call), (keys, values), strict=True)
     ]
     form, offset = Form(lambda x: x, lambda x: x, call.form.base), np.array([one.offset for one in read])
@@ -329,7 +324,7 @@ def _together(call: Call, sequence: int, read: list[Read3]) -> Call:
         return call._replace(key=found[0], value=found[1])
     fixed = np.full(count, int(call.key.lengths[sequence]))
     key, value = (
-        one._replace(lengths=fixed, of=_reader(dict.fromkeys(range(count), one.of(sequence))))
+        one._replace(lengths=fixed, of=dict.fromkeys(range(count), one.of(sequence)).__getitem__)
         for one in (call.key, call.value)
     )
     return call._replace(key=key, value=value, past=(found[0], found[1]))

@@ -27,7 +27,7 @@ from attention_service.comparison.gradients.terms import (
     whole,
     whole_sums,
 )
-from attention_service.comparison.other_places import MAX_PARTS, PAIRS
+from attention_service.comparison.other_places import MAX_PARTS, nearest_of
 from attention_service.comparison.places import plural_of
 from attention_service.schemas.compare import Fact
 
@@ -95,13 +95,9 @@ def _added_rows(wrong: WrongGradient) -> Iterator[Fact]:
     sent, limits = wrong.actual[wrong.rows], wrong.limits.reshape(rows.shape)
     if not 1 < len(rows) <= MAX_PARTS or not np.isfinite(sent).all():
         return
-    own, squares = rows[wrong.rows.ravel()], np.square(rows).sum(axis=1)
+    own = rows[wrong.rows.ravel()]
     for kept, what in ((own, "the sum of its right one and of that"), (np.zeros_like(own), "the right one")):
-        nearest, step = np.empty(len(sent), np.int64), max(1, PAIRS // len(rows))
-        for start in range(0, len(sent), step):
-            wrong.case.check()
-            at = slice(start, start + step)
-            nearest[at] = (squares - 2 * ((sent[at] - kept[at]) @ rows.T)).argmin(axis=1)
+        nearest = nearest_of(wrong.case.check, sent - kept, rows)
         # A row that is 0 is as near as one that has nothing to add.
         is_nothing = (distances(sent, kept) <= limits[wrong.rows.ravel()]).all(axis=-1)
         added = np.where(is_nothing[:, None], 0, rows[nearest])

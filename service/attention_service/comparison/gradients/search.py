@@ -33,7 +33,7 @@ from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.power import Power, groups
 from attention_service.comparison.recipes import recipe_of
 from attention_service.comparison.search import TOLD
-from attention_service.comparison.wrong import BITS, MOST_BITS
+from attention_service.comparison.wrong import BITS, bits_of
 from attention_service.errors import InvalidRequest, Overflow
 from attention_service.pipeline.prepare import make_spec_and_plan
 from attention_service.schemas.compare import Fact
@@ -74,7 +74,7 @@ class Evidence:
         if not any(array.any() for array in self.sent.values()):
             return True
         errors = (distances(array, self.right[name]) for name, array in self.sent.items())
-        return sum(float(np.log2(np.clip(one, 1, 2**MOST_BITS)).sum()) for one in errors) >= BITS
+        return sum(float(bits_of(one).sum()) for one in errors) >= BITS
 
 
 @dataclass(frozen=True, eq=False)

@@ -116,6 +116,22 @@ def test_archives_of_folders(client: httpx.Client, expected: Any) -> None:
     assert answer.json().get("output") == expected, answer.text
 
 
+def test_a_file_without_a_name_is_refused(client: httpx.Client) -> None:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("input.npy", b"")
+    body = stream.getvalue().replace(b"input.npy", b"")
+    local, entry = body.index(b"PK\3\4"), body.index(b"PK\1\2")
+    # Lengths of the names, and of the directory and where it begins.
+    body = body[: local + 26] + b"\0\0" + body[local + 28 : entry + 28] + b"\0\0" + body[entry + 30 :]
+    end = body.index(b"PK\5\6")
+    body = body[: end + 12] + (46).to_bytes(4, "little") + (30).to_bytes(4, "little") + body[end + 20 :]
+    with zipfile.ZipFile(io.BytesIO(body)) as archive:
+        assert [file.filename for file in archive.infolist()] == [""]
+    answer = posted(client, body, NPZ)
+    assert answer.status_code == 400, answer.text
+
+
 INTEGERS: Final = {"I16": "<i2", "U16": "<u2", "U32": "<u4", "U64": "<u8"}
 
 

@@ -106,7 +106,7 @@ class NPZCodec(Codec):
         tensors: dict[str, np.ndarray | str] = {}
         text = None
         for file in archive.infolist():
-            if file.is_dir() or file.filename.startswith(OF_MACOS):
+            if file.filename.endswith("/") or file.filename.startswith(OF_MACOS):  # is_dir fails for an empty name
                 continue
             name = file.filename.removeprefix("./").removesuffix(SUFFIX)
             content = _content(archive, file, stream)

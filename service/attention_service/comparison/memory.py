@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from math import prod
 from typing import Final
 
@@ -71,8 +72,13 @@ def _is_table(kind: type[ScoreTerm]) -> bool:
     return sum(np.size(array) for array in arrays) >= SMALL.query_length * SMALL.key_length
 
 
-# The fields of made inputs with about a number for each score.
-TABLES: Final = frozenset(kind.field for kind in TERMS if _is_table(kind))
+@cache
+def table_fields() -> frozenset[str]:
+    """The fields of made inputs with about a number for each score.
+
+    Not made at the start: the random numbers of NumPy take an idle service 2 MB.
+    """
+    return frozenset(kind.field for kind in TERMS if _is_table(kind))
 
 
 def comparison_bytes(question: Question, workers: int = 1) -> int:
@@ -130,7 +136,7 @@ def suggestion_bytes(recipe: Recipe, names: tuple[str, ...], workers: int = 1) -
     work = Work(recipe.sizes, names, recipe.value_dim, scores=made_scores(names), outputs=MADE_OUTPUTS, room=MADE_ROOM)
     work = replace(work, options=len(recipe.options), workers=workers)
     width = compute_dtype(FLOATS[recipe.dtype]).itemsize
-    tables = len(TABLES & recipe.options) * prod((recipe.batch, recipe.heads, recipe.queries, recipe.keys))
+    tables = len(table_fields() & recipe.options) * prod((recipe.batch, recipe.heads, recipe.queries, recipe.keys))
     if "relative_keys" in recipe.options:
         tables += 2 * recipe.heads * (recipe.queries + recipe.keys) * recipe.head_dim  # with padding, too
     others = prod((recipe.batch, recipe.heads, recipe.queries, recipe.value_dim))

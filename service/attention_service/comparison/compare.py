@@ -20,7 +20,6 @@ from attention_service.comparison.candidates import candidates
 from attention_service.comparison.case import Case, make_case, unknown_options
 from attention_service.comparison.errors import distance, distances
 from attention_service.comparison.evidence import ALMOST, LEAST, Evidence, Hypothesis
-from attention_service.comparison.facts import find_facts
 from attention_service.comparison.gradients.judge import (
     GradientTruth,
     gradient_truth,
@@ -264,6 +263,9 @@ def _explains_rows(one: Hypothesis) -> bool:
 
 def facts_of(truth: Truth) -> tuple[Fact, ...]:
     """The facts about all arrays that are wrong."""
+    # Loaded for the first answer that is wrong, as an idle service has no use for them.
+    from attention_service.comparison.facts import find_facts
+
     return tuple(find_facts([_wrong(truth, name) for name in _names_of_wrong(truth)]))
 
 

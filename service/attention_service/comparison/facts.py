@@ -17,10 +17,9 @@ from attention_service.comparison.other_values import other_values
 from attention_service.comparison.places import plural_of
 from attention_service.comparison.refitted import refitted
 from attention_service.comparison.score_curve import score_curve
-from attention_service.comparison.wrong import Wrong, shown
+from attention_service.comparison.wrong import LISTED, Wrong, shown
 from attention_service.schemas.compare import Fact
 
-LISTED: Final = 16
 LARGEST_HALF: Final = largest_number(np.dtype(np.float16))
 # Kernels round the number that overflows by at most this part of it.
 ROUGHLY: Final = 1e-3

@@ -18,9 +18,8 @@ from attention_service.attention.terms import TERMS
 from attention_service.attention.terms.relative import RelativeKeys
 from attention_service.attention.tiles import Tiling
 from attention_service.comparison.case import TILES, Case
-from attention_service.comparison.gradients.case import TILE
+from attention_service.comparison.gradients.case import MOST_TERMS, TILE
 from attention_service.comparison.gradients.search import SAMPLED
-from attention_service.comparison.gradients.terms import MOST_TERMS
 from attention_service.comparison.inputs import MADE_OUTPUTS, MADE_ROOM, made_scores
 from attention_service.comparison.recipes import Recipe, recipe_for_sizes
 from attention_service.comparison.sample import block_counts

@@ -16,10 +16,9 @@ import numpy as np
 from attention_service.backends.base import Check
 from attention_service.comparison.errors import distances, largest
 from attention_service.comparison.places import plural_of
-from attention_service.comparison.wrong import PROBED, Wrong
+from attention_service.comparison.wrong import LISTED, PROBED, Wrong
 from attention_service.schemas.compare import Fact
 
-LISTED: Final = 16
 # Rows by which features are told apart, and the most features that are.
 ROWS: Final = 256
 MAX_FEATURES: Final = 1024

@@ -20,7 +20,7 @@ from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.problem import Problem, attention, scaled_scores
 from attention_service.comparison.sample import Sample, blocks, everything
 from attention_service.comparison.solve import make_problem, solve
-from attention_service.comparison.wrong import PROBED, Wrong, shown
+from attention_service.comparison.wrong import LISTED, PROBED, Wrong, shown
 from attention_service.schemas.compare import Fact
 
 # From a problem, what was sent for it (b, h, r, e), and its sample: what is predicted, how many times larger its errors
@@ -28,7 +28,6 @@ from attention_service.schemas.compare import Fact
 Prediction = tuple[np.ndarray, np.ndarray | float, np.ndarray | int]
 Predict = Callable[[Problem, np.ndarray, Sample], Prediction]
 
-LISTED: Final = 16
 # No score counts for more than this above the logsumexp of its row, as hidden ones may.
 MOST_SCORE: Final = 30.0
 # Numbers of the sums of parts that are computed at a time.

@@ -22,6 +22,8 @@ from attention_service.schemas.compare import Fact
 BITS: Final = 20.0
 # No error counts for more bits; rows that are looked at first.
 MOST_BITS: Final = 50.0
+# Facts, and numbers of a fact, that are listed at most.
+LISTED: Final = 16
 PROBED: Final = 8
 # Digits that are shown of a number, at most, and at least without its error.
 DIGITS: Final = 5

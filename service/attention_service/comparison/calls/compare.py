@@ -14,22 +14,19 @@ import numpy as np
 from attention_service.attention.result import Metadata
 from attention_service.backends.base import Backend, Check, no_check
 from attention_service.comparison.baseline import CORRECT
-from attention_service.comparison.calls.confirm import is_in_all, is_in_none
 from attention_service.comparison.calls.exact import exact_answer
 from attention_service.comparison.calls.explain import Explanation, explanations, shown
 from attention_service.comparison.calls.judge import is_wrong, judge, largest_errors
-from attention_service.comparison.calls.merge_facts import merge_fact
 from attention_service.comparison.calls.parts import parts, question_of
 from attention_service.comparison.calls.places import WrongPlaces
 from attention_service.comparison.calls.question import CallQuestion
-from attention_service.comparison.calls.readings import Search
 from attention_service.comparison.candidates import Candidate
 from attention_service.comparison.case import make_case
 from attention_service.comparison.compare import Comparison, compare_question, facts_of
 from attention_service.comparison.evidence import Hypothesis
-from attention_service.comparison.facts import LISTED
 from attention_service.comparison.time_limit import TimeIsUp, limited
 from attention_service.comparison.truth import Question, reference_and_baseline
+from attention_service.comparison.wrong import LISTED
 from attention_service.engines.call import Call
 from attention_service.errors import InvalidRequest, Overflow
 from attention_service.pipeline.calls import keyless_rows, sizes_of
@@ -173,6 +170,11 @@ def _searched(
 
 def _of_all(asked: CallQuestion, judged: _Judged, worst: Comparison, backend: Backend, check: Check) -> Comparison:
     """The comparison of the worst part with what holds of the whole call. Errors: what `check` raises."""
+    # Loaded for the first call that is wrong, as an idle service has no use for them.
+    from attention_service.comparison.calls.confirm import is_in_all, is_in_none
+    from attention_service.comparison.calls.merge_facts import merge_fact
+    from attention_service.comparison.calls.readings import Search
+
     proof = next((one for one in worst.hypotheses if one.is_proof), None)
     wrong, right = ([part for part, is_bad in judged.others if is_bad == kind] for kind in (True, False))
     is_known = proof is not None and is_in_all(proof, wrong, asked, backend, check)

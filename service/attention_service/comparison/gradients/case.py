@@ -32,6 +32,8 @@ Gradients = Mapping[str, np.ndarray]
 Sums = dict[str, np.ndarray]
 # Scores of a tile.
 TILE: Final = 2**18
+# Numbers of the terms of sums, which are kept beside each other; of larger gradients they are not told.
+MOST_TERMS: Final = 2**22
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,11 +15,11 @@ from attention_service.attention.score_term import ScoreTerm
 from attention_service.attention.terms.additions import Bias
 from attention_service.attention.terms.positions import Band
 from attention_service.comparison.errors import distances
-from attention_service.comparison.gradients.case import GradientCase
+from attention_service.comparison.gradients.case import MOST_TERMS, GradientCase
 from attention_service.comparison.gradients.judge import GradientTruth
 from attention_service.comparison.gradients.mutants.table import Recomputed, Variant, is_softmax
 from attention_service.comparison.gradients.mutants.views import OtherBias, viewed, views
-from attention_service.comparison.gradients.terms import MOST_TERMS, Blocks, WrongGradient, has_plain_sums
+from attention_service.comparison.gradients.terms import Blocks, WrongGradient, has_plain_sums
 
 # Offsets that are tried, at most, and sums for offsets that are made at a time.
 TRIED: Final = 4

@@ -12,7 +12,7 @@ import numpy as np
 from attention_service.comparison.baseline import CORRECT
 from attention_service.comparison.case import Case
 from attention_service.comparison.errors import distances
-from attention_service.comparison.facts import LISTED, find_facts
+from attention_service.comparison.facts import find_facts
 from attention_service.comparison.gradients.judge import GradientTruth
 from attention_service.comparison.gradients.terms import (
     MOST_PLACES,
@@ -29,6 +29,7 @@ from attention_service.comparison.gradients.terms import (
 )
 from attention_service.comparison.other_places import MAX_PARTS, nearest_of
 from attention_service.comparison.places import plural_of
+from attention_service.comparison.wrong import LISTED
 from attention_service.schemas.compare import Fact
 
 AXES: Final = ("batch entry", "head", "row", "feature")

@@ -19,10 +19,7 @@ from attention_service.comparison.candidates import ratio as apart
 from attention_service.comparison.case import INEXPRESSIBLE, Case
 from attention_service.comparison.errors import distances, largest_number
 from attention_service.comparison.evidence import PROOF, Hypothesis
-from attention_service.comparison.facts import LISTED
 from attention_service.comparison.gradients.case import GradientCase, Gradients, make_case, names_in, with_fields
-from attention_service.comparison.gradients.estimates import estimated
-from attention_service.comparison.gradients.facts import facts_of_gradients, wrong_gradients
 from attention_service.comparison.gradients.judge import GradientQuestion, GradientTruth, gradient_truth
 from attention_service.comparison.gradients.mutants import GRADIENT_MUTANTS
 from attention_service.comparison.gradients.mutants.table import Variant
@@ -33,7 +30,7 @@ from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.power import Power, groups
 from attention_service.comparison.recipes import recipe_of
 from attention_service.comparison.search import TOLD
-from attention_service.comparison.wrong import BITS, bits_of
+from attention_service.comparison.wrong import BITS, LISTED, bits_of
 from attention_service.errors import InvalidRequest, Overflow
 from attention_service.pipeline.prepare import make_spec_and_plan
 from attention_service.schemas.compare import Fact
@@ -127,6 +124,9 @@ def learn_gradients(
             answers += forward.each(answer, _of_forward(truth, forward))
         facts: Mapping[str, list[Fact]] = {}
         if not any(one.is_proof for one in answers):
+            from attention_service.comparison.gradients.estimates import estimated  # when needed, as in facts_of
+            from attention_service.comparison.gradients.facts import facts_of_gradients, wrong_gradients
+
             arrays = wrong_gradients(truth, evidence.wrong, forward)
             facts = facts_of_gradients(truth, arrays)
             if not all(facts.values()):

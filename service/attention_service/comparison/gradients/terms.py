@@ -22,15 +22,14 @@ from attention_service.backends.dense.gradients import TileBackward
 from attention_service.backends.dense.library import Array
 from attention_service.comparison.case import TILES
 from attention_service.comparison.errors import distances
-from attention_service.comparison.facts import LISTED
-from attention_service.comparison.gradients.case import Sums
+from attention_service.comparison.gradients.case import MOST_TERMS, Sums
 from attention_service.comparison.gradients.judge import GradientTruth
 from attention_service.comparison.gradients.mutants.scores import NoDelta, OtherCotangent
 from attention_service.comparison.gradients.mutants.sums import Counted
 from attention_service.comparison.gradients.mutants.table import Wrong as WrongTiles
 from attention_service.comparison.gradients.mutants.table import is_softmax
 from attention_service.comparison.places import in_words, runs_of
-from attention_service.comparison.wrong import BITS, Wrong, shown
+from attention_service.comparison.wrong import BITS, LISTED, Wrong, shown
 from attention_service.schemas.compare import Fact
 
 # The most heads or batch entries whose gradients are told apart in sums.
@@ -40,8 +39,6 @@ MOST_PLACES: Final = 64
 MOST_BLOCKS: Final = 64
 SAMPLE: Final = 64
 MOST_FITTED: Final = 256
-# Numbers of the terms of sums, which are kept beside each other; of larger gradients they are not told.
-MOST_TERMS: Final = 2**22
 # Pairs of tiles that are told.
 LISTED_PAIRS: Final = 4
 # The largest table of how often the terms of each row count for each key.

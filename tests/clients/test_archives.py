@@ -1,4 +1,4 @@
-"""Archives of arrays (npz) that others read and write: the JDK, npm's npyjs, fflate and unzipper, Python's stream-unzip.
+"""Archives of arrays (npz) that others read and write: the JDK, npyjs, fflate and unzipper of npm, stream-unzip.
 
 All but one read an archive from its first byte on, as it arrives, so that the list at its end is of no use to them.
 """

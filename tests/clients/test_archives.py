@@ -35,7 +35,7 @@ REQUEST: dict[str, Any] = {
 CAUSAL = np.array([[1, 0], np.array([1, np.e]) / (1 + np.e)])
 
 
-def run(*command: str | Path, stdin: bytes = b"") -> bytes:
+def piped(*command: str | Path, stdin: bytes = b"") -> bytes:
     """What a command writes. Errors: AssertionError if it fails."""
     done = subprocess.run(list(map(str, command)), input=stdin, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
@@ -44,13 +44,13 @@ def run(*command: str | Path, stdin: bytes = b"") -> bytes:
 
 def by_java(answer: bytes, _: Path) -> dict[str, Any]:
     """ZipInputStream of the JDK."""
-    return dict(json.loads(run("java", HERE / "java" / "Archives.java", "read", stdin=answer)))
+    return dict(json.loads(piped("java", HERE / "java" / "Archives.java", "read", stdin=answer)))
 
 
 def by_npm(reader: str) -> Callable[[bytes, Path], dict[str, Any]]:
     def read(answer: bytes, folder: Path) -> dict[str, Any]:
         (folder / "answer.npz").write_bytes(answer)
-        printed = run("node", HERE / "typescript" / "archives.js", reader, folder / "answer.npz")
+        printed = piped("node", HERE / "typescript" / "archives.js", reader, folder / "answer.npz")
         return dict(json.loads(printed))
 
     return read
@@ -120,7 +120,7 @@ def test_an_answer_has_the_numbers_of_json(reader: str, dtype: str, client: http
 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_request_that_others_write_is_answered(writer: str, client: httpx.Client) -> None:
-    archive = run(*WRITERS[writer])
+    archive = piped(*WRITERS[writer])
     answer = client.post("/attention", content=archive, headers={"Content-Type": NPZ, "Accept": JSON})
     assert answer.status_code == 200, answer.text
     np.testing.assert_allclose(answer.json()["attention_weights"], CAUSAL, rtol=1e-6)

@@ -59,7 +59,7 @@ def test_a_mask_and_strings(client: httpx.Client) -> None:
     inputs = [
         NumpyCodec.encode_input("input", EYE),
         NumpyCodec.encode_input("mask", ~np.eye(2, dtype=bool)),
-        StringCodec.encode_input("query_tokens", ["kitten", "lézard"], use_bytes=False),
+        StringCodec.encode_input("query_tokens", ["kitten", "lézard"]),
     ]
     assert inputs[2].shape == [2, 1]
     answer = infer(client, inputs, scale=1.0)

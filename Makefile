@@ -64,7 +64,7 @@ CLIENTS_BIN := $(CLIENTS_VENV)/bin
 
 .PHONY: install-clients
 install-clients:
-	@$(ENVIRONMENT) $(CLIENTS_VENV) requirements/build.txt requirements/clients.txt --project
+	@$(ENVIRONMENT) $(CLIENTS_VENV) requirements/build.txt requirements/clients.txt --models requirements/mlserver.txt --project
 
 # Ray, which wants another filelock than transformers.
 RAY_VENV ?= .venv-ray

@@ -261,8 +261,10 @@ def test_windows_of_torch_have_no_other_negative_side() -> None:
 def test_flags_may_be_numbers_of_numpy() -> None:
     arrays: dict[str, Any] = {"q": Q, "k": K, "v": V}
     plain = call("flash_attn.flash_attn_func", **arrays, causal=True)
-    assert np.array_equal(plain.output, call("flash_attn.flash_attn_func", **arrays, causal=np.True_).output)
-    assert fault("flash_attn.flash_attn_func", **arrays, causal=np.array([True]))[0] == "/causal"
+    for flag in (np.True_, np.array([True])):
+        assert np.array_equal(plain.output, call("flash_attn.flash_attn_func", **arrays, causal=flag).output)
+    for wrong in (np.array([True, False]), np.array([1])):
+        assert fault("flash_attn.flash_attn_func", **arrays, causal=wrong)[0] == "/causal"
 
 
 def test_names_that_are_not_known_are_refused_with_the_nearest() -> None:

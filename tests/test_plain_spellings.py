@@ -59,6 +59,45 @@ def test_options_as_arrays(shape: tuple[int, ...], client: httpx.Client, expecte
         assert answer.json().get("output") == expected, answer.text
 
 
+# A body with names and flags that are read before the schema reads them: both forms have the same answer.
+LISTED: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
+    "encoding": ("/attention", {"input": X.tolist()}, {"encoding": "base64"}),
+    "encoding of merge": ("/attention/merge", {"parts": [{"output": [[1]], "logsumexp": [0]}]}, {"encoding": "base64"}),
+    "layer": ("/attention", {"input": X.tolist()}, {"layer": "none-such"}),
+    "call": (
+        "/attention",
+        {},
+        {
+            "call": "flashinfer.single_prefill_with_kv_cache",
+            "encoding": "base64",
+            "arguments": {"q": [[[1]]], "k": [[[1]]], "v": [[[3]]]} | {"causal": True, "kv_layout": "HND"},
+        },
+    ),
+    "typed array": ("/attention", {}, {"input": typed_array(X)}),
+}
+
+
+def listed(value: Any) -> Any:
+    """A value as R writes it: texts and booleans as lists of one."""
+    if isinstance(value, dict):
+        return {name: listed(one) for name, one in value.items()}
+    return [value] if isinstance(value, str | bool) else value
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_texts_and_flags_may_stand_in_lists_of_one(name: str, client: httpx.Client) -> None:
+    path, fields, options = LISTED[name]
+    plain, other = (
+        posted(client, json.dumps(fields | form).encode(), JSON, path).json() for form in (options, listed(options))
+    )
+    for answer in (plain, other):
+        answer.pop("request_id", None)
+        answer.get("metadata", {}).pop("request_id", None)
+    assert other == plain
+    if name != "layer":
+        assert isinstance(other["output"], dict) == ("encoding" in options)
+
+
 def test_several_values_are_no_single_one(client: httpx.Client) -> None:
     for value in ([2, 2], [], [[2], [2]]):
         answer = posted(client, json.dumps({"input": X.tolist(), "num_heads": value}).encode(), JSON)
@@ -172,6 +211,7 @@ POINTER: Final = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"
         (POINTER, NPZ, "/attention", "a pointer of Git LFS to it (git lfs pull fetches the file)"),
         (b'{"input": [[1]], "include": "weights"}', JSON, "/attention", '(write ["attention_weights"])'),
         (b'{"input": [[1]], "bias": [[-Infinity]]}', JSON, "/attention", "(in a bias, null is minus infinity)"),
+        (b'{"input": [[1]], "bias": [["-Inf"]]}', JSON, "/attention", "(in a bias, null is minus infinity)"),
         (b'{"call": "vllm.paged", "arguments": {}}', JSON, "/attention", "vllm.attention, got string 'vllm.paged'"),
     ],
 )

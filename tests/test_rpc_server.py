@@ -95,6 +95,9 @@ def test_health_is_checked_as_grpc_has_it() -> None:
         server.app.state.engine.stopping = True
         assert check(b"") == b"\x08\x02"  # NOT_SERVING
         server.app.state.engine.stopping = False
+        watch: Any = server.channel.unary_unary("/grpc.health.v1.Health/Watch")
+        with refused("UNIMPLEMENTED"):  # clients that balance by health take this alone as healthy
+            watch(b"")
 
 
 def test_requests_are_counted_by_protocol() -> None:

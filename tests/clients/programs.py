@@ -22,10 +22,16 @@ NEWTONSOFT = NODE / "nswag" / "bin" / "binaries" / "Win" / "Newtonsoft.Json.dll"
 ASSEMBLIES = ("System.ComponentModel.DataAnnotations", "System.Net.Http", "System.Runtime.Serialization", "System.Web")
 
 
-def run(*command: str | Path, folder: Path = BUILT, **environment: str) -> str:
+def run(*command: str | Path, folder: Path = HERE, stdin: str = "", **environment: str) -> str:
     """What a command prints. Errors: AssertionError if it fails."""
     done = subprocess.run(
-        list(map(str, command)), cwd=folder, env=os.environ | environment, capture_output=True, text=True, check=False
+        list(map(str, command)),
+        cwd=folder,
+        env=os.environ | environment,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -98,6 +98,10 @@ class Workspace:
         """The script of the page runs; tests/clients/test_page.py tries its errors."""
         assert self.run("node", self.write("page.mjs", program(text, key=""))).startswith("[[1,0],[")
 
+    def r(self, text: str) -> None:
+        printed = self.run("Rscript", self.write("snippet.R", text)).splitlines()
+        assert printed[1].split() == ["[1,]", "1.0000000", "0.0000000"]  # hidden by the bias
+
     def ts(self, text: str) -> None:
         options = shlex.split("--strict --module nodenext --target es2022 --types node --skipLibCheck")
         self.run(NODE / ".bin" / "tsc", *options, self.write("snippet.ts", text))
@@ -143,5 +147,5 @@ def test_every_block_runs(block: Block, workspaces: dict[str, Workspace]) -> Non
 def test_the_pages_show_all_clients() -> None:
     text = "\n".join(block.text for block in CLIENT_BLOCKS)
     for client in ("curl ", "httpx", "fetch(", "openapi-python-client", "openapi-typescript", "openapi-generator-cli",
-                   "tritonclient.http", "tritonclient.grpc", "kserve"):  # fmt: skip
+                   "tritonclient.http", "tritonclient.grpc", "kserve", "jsonlite"):  # fmt: skip
         assert client in text, client

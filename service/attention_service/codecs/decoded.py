@@ -55,6 +55,12 @@ class Decoded(NamedTuple):
         return _nbytes(self.fields, owners) + sum(owners.values())
 
 
+def text_of(value: Any) -> str | None:
+    """A text, alone or as the one item of a list, as R writes it; None for anything else."""
+    one = value[0] if isinstance(value, list) and len(value) == 1 else value
+    return one if isinstance(one, str) else None
+
+
 def arrays_in(value: Any) -> Iterator[np.ndarray]:
     """All arrays in a decoded value, also those in objects, and in lists of arrays or objects."""
     if isinstance(value, np.ndarray):

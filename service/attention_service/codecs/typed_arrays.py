@@ -11,6 +11,7 @@ import numpy as np
 import orjson
 
 from attention_service.codecs.chunks import MAX_CHUNK, Chunk, array_chunks
+from attention_service.codecs.decoded import text_of
 from attention_service.codecs.element_types import JSON_TYPES
 from attention_service.codecs.shapes import BESIDE_0, MAX_RANK, shape_of
 from attention_service.errors import InvalidArray, InvalidValue, quote, shape
@@ -23,13 +24,13 @@ KEYS: Final = {"dtype", "shape", "data"}
 
 def decode(fields: dict[str, Any], pointer: str) -> np.ndarray:
     """The array that a typed array describes, read-only. Errors: InvalidValue, InvalidArray."""
-    name, lengths, data = fields["dtype"], shape_of(fields["shape"]), fields["data"]
+    name, lengths, data = text_of(fields["dtype"]), shape_of(fields["shape"]), text_of(fields["data"])
     if lengths is None:
         raise InvalidValue.of(f"{pointer}/shape", f"at most {MAX_RANK} lengths of axes{BESIDE_0}", fields["shape"])
-    if not isinstance(name, str) or name not in JSON_TYPES:
-        raise InvalidValue.of(f"{pointer}/dtype", f"one of {', '.join(JSON_TYPES)}", name)
-    if not isinstance(data, str):
-        raise InvalidValue.of(f"{pointer}/data", "a base64 string", data)
+    if name is None or name not in JSON_TYPES:
+        raise InvalidValue.of(f"{pointer}/dtype", f"one of {', '.join(JSON_TYPES)}", fields["dtype"])
+    if data is None:
+        raise InvalidValue.of(f"{pointer}/data", "a base64 string", fields["data"])
     try:
         content = binascii.a2b_base64(data, strict_mode=True)
     except ValueError as error:  # binascii.Error is one, and so is text beyond ASCII

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attention_service.attention.arrays import FLOATS, per_head
+from attention_service.codecs.decoded import text_of
 from attention_service.engines.call import Fields
 from attention_service.engines.tokens import NUMBERS, Tokens, descaled
 from attention_service.errors import (
@@ -169,7 +170,7 @@ class Arguments:
     def flag(self, name: str, default: bool = False) -> bool:
         """A boolean. Errors: InvalidValue."""
         found = self.given.get(name, default)
-        found = found.item() if isinstance(found, np.ndarray) and found.ndim == 0 else found
+        found = found.item() if isinstance(found, np.ndarray) and found.size == 1 else found
         if not isinstance(found, bool):
             raise InvalidValue.of(f"/{name}", "true or false", found)
         return found
@@ -177,9 +178,10 @@ class Arguments:
     def choice(self, name: str, choices: tuple[str, ...]) -> str:
         """One of these texts, by default the first. Errors: InvalidValue."""
         found = self.given.get(name, choices[0])
-        if not isinstance(found, str) or found not in choices:
+        text = text_of(found)
+        if text is None or text not in choices:
             raise InvalidValue.of(f"/{name}", " or ".join(choices), found)
-        return str(found)
+        return text
 
     def sides(self, name: str) -> tuple[int | None, int | None]:
         """The two sides of a window, each an integer or None; None if it is absent. Errors: InvalidValue."""

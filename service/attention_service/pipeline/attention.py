@@ -18,7 +18,7 @@ from attention_service.backends.base import Backend, Check, Program, no_check
 from attention_service.backends.registry import Backends
 from attention_service.codecs.base import Codec
 from attention_service.codecs.chunks import Encoded
-from attention_service.codecs.decoded import Decoded
+from attention_service.codecs.decoded import Decoded, text_of
 from attention_service.codecs.table import CODECS
 from attention_service.layers.layer import Layer
 from attention_service.pipeline.operation import Cost, Operation
@@ -105,7 +105,7 @@ class AttentionOperation(Operation[PreparedRequest, Codec, Result]):
 
     def may_wait(self, decoded: Decoded) -> bool:
         """True for a backend that is not loaded, or asks other machines."""
-        backend, device = (_name(decoded.fields.get(field)) for field in ("backend", "device"))
+        backend, device = (text_of(decoded.fields.get(field)) or "auto" for field in ("backend", "device"))
         return self._backends.may_wait(backend, device)
 
     def cost(self, request: PreparedRequest, encoder: Codec) -> Cost:
@@ -148,12 +148,6 @@ def _own_bytes(spec: AttentionSpec, plan: Plan, layer: Layer | None) -> int:
     """Bytes of the arrays of a plan, without those of its stored layer, which is in memory anyway."""
     known = [] if layer is None else list(arrays_of(spec.without_sources()))
     return sum(x.nbytes for x in arrays_of(plan) if not any(np.may_share_memory(x, other) for other in known))
-
-
-def _name(value: Any) -> str:
-    """The name of a backend or device, which may stand in a list as R writes it; auto for what is none."""
-    one = value[0] if isinstance(value, list) and value else value
-    return one if isinstance(one, str) else "auto"
 
 
 def is_short(value: Any, most: int) -> bool:

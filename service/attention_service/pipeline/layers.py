@@ -7,7 +7,7 @@ from typing import Any
 
 from anyio import to_thread
 
-from attention_service.codecs.decoded import Decoded
+from attention_service.codecs.decoded import Decoded, text_of
 from attention_service.errors import ServiceError, TimeLimit, UnknownLayer, drop_tracebacks, quote
 from attention_service.layers.layer import LAYER, Layer
 from attention_service.layers.store import INTERVAL, SETUP, LayerStore
@@ -29,8 +29,8 @@ class Layers:
 
         Errors: UnknownLayer, LayerUnavailable, TimeLimit, Cancelled.
         """
-        name = decoded.fields.get(LAYER)
-        if not isinstance(name, str):
+        name = text_of(decoded.fields.get(LAYER))
+        if name is None:
             return None
         if self._store is None:
             raise UnknownLayer.at(f"/{LAYER}", "a service with stored layers", quote(name), SETUP)

@@ -20,7 +20,7 @@ from attention_service.attention.spec import SOURCES
 from attention_service.backends.base import Check, no_check
 from attention_service.codecs.base import Codec
 from attention_service.codecs.chunks import Encoded
-from attention_service.codecs.decoded import Decoded, arrays_in
+from attention_service.codecs.decoded import Decoded, arrays_in, text_of
 from attention_service.codecs.table import CODECS
 from attention_service.layers.layer import Layer
 from attention_service.schemas.request import AttentionRequest
@@ -174,8 +174,8 @@ def bytes_of(dtype: np.dtype, computed: np.dtype) -> int:
 
 def _computed_dtype(decoded: Decoded) -> np.dtype:
     """The type that a request is computed in, as far as its fields show it."""
-    asked = decoded.fields.get("dtype")
-    if isinstance(asked, str) and asked in FLOATS:
+    asked = text_of(decoded.fields.get("dtype"))
+    if asked is not None and asked in FLOATS:
         return compute_dtype(FLOATS[asked])
     given = [decoded.fields.get(name) for name in SOURCES]
     return compute_dtype(widest([array.dtype for array in given if isinstance(array, np.ndarray)]))

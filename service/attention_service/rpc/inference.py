@@ -49,7 +49,8 @@ class Inference:
             "ModelInfer": self._infer,
         }
         self.methods = {f"/{SERVICE}/{name}": method for name, method in methods.items()}
-        self.open_methods = {f"/{HEALTH}/Check": self._check_health}
+        # Clients that balance by health watch without a key, and go on where there is no Watch.
+        self.open_methods = {f"/{HEALTH}/Check": self._check_health, f"/{HEALTH}/Watch": self.unknown}
 
     async def unknown(self, call: Call) -> bytes:
         """Refuse a method that does not exist. Errors: MethodNotAllowed."""

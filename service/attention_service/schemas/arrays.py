@@ -29,6 +29,8 @@ MAX_WHOLE: Final = 2**53
 HALF_PAIR: Final = re.compile("[\ud800-\udfff]")
 # The hint for a mask of 0 and 1: libraries do not agree which of them hides.
 FLAGS = "if 1 means takes part, send true for 1 and false for 0; else the other way round"
+# The hint for a text that says minus infinity, as R writes it.
+HIDING = "in a bias, null is minus infinity"
 
 ElementType = Literal[
     "bool",
@@ -115,7 +117,8 @@ def _check(value: Any, shape: tuple[int, ...], element: str, types: tuple[type, 
     if not shape:
         if not isinstance(value, types) or isinstance(value, bool) != (bool in types):
             is_flag = types == (bool,) and isinstance(value, int) and value in (0, 1)
-            raise invalid_array(element, describe(value), at, FLAGS if is_flag else "")
+            is_hiding = isinstance(value, str) and value.lower() in ("-inf", "-infinity")
+            raise invalid_array(element, describe(value), at, (is_flag and FLAGS) or (is_hiding and HIDING) or "")
         return
     if not isinstance(value, list):
         raise invalid_array(f"a row of {shape[0]}, as the first", describe(value), at)

@@ -7,7 +7,7 @@ from typing import Any
 
 from attention_service.codecs.base import Codec
 from attention_service.codecs.chunks import Encoded, encoded, one_chunk
-from attention_service.codecs.decoded import Body, Decoded
+from attention_service.codecs.decoded import Body, Decoded, text_of
 from attention_service.codecs.json import memory, reader, writer
 from attention_service.codecs.json.parser import HAS_SIMDJSON
 
@@ -36,7 +36,7 @@ class JSONCodec(Codec):
 
     def encode(self, answer: Mapping[str, Any], request: Decoded) -> Encoded:
         """The answer with typed arrays if the `encoding` of the request is base64, else with nested lists."""
-        base64 = request.fields.get("encoding") == "base64"
+        base64 = text_of(request.fields.get("encoding")) == "base64"
         if not base64 and writer.is_small(answer):
             return one_chunk(self.media_type, writer.dumps(answer))
         return encoded(self.media_type, writer.chunks(answer, base64=base64))

@@ -98,10 +98,16 @@ def _fault(model: type[BaseModel], details: ErrorDetails) -> Fault:
         case "string_pattern_mismatch":  # of the device
             expected = "auto, cpu, cuda or cuda:N"
         case _:
-            expected = re.sub("^(Input|List) should (be|have) ", "", details["msg"])
-            for words, shorter in SHORTER:
-                expected = expected.replace(words, shorter)
+            expected = _in_short(details["msg"])
     return Fault(pointer, expected, describe(given), hint, InvalidValue.code)
+
+
+def _in_short(message: str) -> str:
+    """What a message of pydantic says is expected."""
+    expected = re.sub("^(Input|List) should (be|have) ", "", message)
+    for words, shorter in SHORTER:
+        expected = expected.replace(words, shorter)
+    return expected
 
 
 def _list_of(given: str, annotation: Any) -> str:

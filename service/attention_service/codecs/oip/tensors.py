@@ -12,7 +12,7 @@ from attention_service.attention.arrays import cast, within
 from attention_service.codecs.element_types import PROTOCOL_TYPES
 from attention_service.codecs.named_tensors import elements, whole_words
 from attention_service.codecs.shapes import BESIDE_0, MAX_RANK, shape_as_given, shape_of
-from attention_service.errors import FieldConflict, InvalidTensors, describe, quote, shape
+from attention_service.errors import FieldConflict, InvalidTensors, shape
 
 DATATYPES: Final = {dtype: name for name, dtype in PROTOCOL_TYPES.items()}
 # Strings: labels of tokens.

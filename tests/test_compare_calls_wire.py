@@ -106,7 +106,7 @@ def test_numbers_in_lists_are_float64(client: httpx.Client) -> None:
             "/arguments/k",
             "nan",
         ),
-        ({"time_limit": -1}, "/time_limit", "greater than or equal to 0"),
+        ({"time_limit": -1}, "/time_limit", "at least 0"),
         ({"dtype": "float8"}, "/dtype", "bfloat16"),
     ],
 )

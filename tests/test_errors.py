@@ -70,7 +70,7 @@ def test_faults_of_one_code_are_an_error_of_its_class() -> None:
         ("a\n", r"string 'a\n'"),
         ("x" * 100, "string '" + "x" * 39 + "…"),
         ([1, 2], "array of 2"),
-        ({"a": 1}, "object with 1 keys"),
+        ({"a": 1}, "object with 1 key"),
         (np.ones((2, 3)), "numbers of shape (2, 3)"),
         (np.ones(3, bool), "booleans of shape (3,)"),
     ],

@@ -63,8 +63,8 @@ def test_a_scale_for_each_head_is_that_of_the_head_by_itself(
         ([[1.0, 2.0]], "shape_mismatch", "(2,), one number a head", "(1, 2)"),
         ([True, False], "invalid_array", "numbers", "booleans"),
         ([1.0, "x"], "invalid_array", "a number", "string"),
-        ("x", "invalid_value", "a valid number, or an array of numbers", "string"),
-        (True, "invalid_value", "a valid number, or an array of numbers", "true"),
+        ("x", "invalid_value", "a number, or an array of numbers", "string"),
+        (True, "invalid_value", "a number, or an array of numbers", "true"),
         ({"dtype": "float32", "shape": [2], "data": "AACAfwAAgD8="}, "invalid_array", "a finite number", "inf"),
     ],
 )

@@ -323,6 +323,7 @@ BAD: dict[str, tuple[Callable[[], tuple[bytes, dict[str, str]]], int, str]] = {
     "input and parameter": (lambda: bad(entry(name="scale"), parameters={"scale": 1}), 422, "each field once"),
     "too many": (lambda: (json.dumps({"inputs": [{}] * 201}).encode(), {}), 422, "200 tensors"),
     "an id that is none": (lambda: bad(entry(), id=3), 400, "/id: expected a string, got number 3"),
+    "a long id": (lambda: bad(entry(), id="7" * 4097), 400, "/id: expected at most 4096 characters, got more"),
     "outputs that are none": (lambda: bad(entry(), outputs={}), 400, "/outputs: expected an array"),
     "an output that is none": (lambda: bad(entry(), outputs=[None]), 400, "/outputs/0: expected an object"),
     "an unknown output": (lambda: bad(entry(), outputs=[{"name": "weights"}]), 422, "/outputs/0/name: expected one of"),

@@ -113,7 +113,7 @@ def test_names_of_other_libraries_are_translated() -> None:
     ("fields", "said"),
     [
         ({"query_tokens": ["\ud800"]}, "/query_tokens/0: expected Unicode text, got half a surrogate pair"),
-        ({"include": "scores"}, '/include: expected a valid list, got string .scores. (write ["scores"])'),
+        ({"include": "scores"}, '/include: expected a list, got string .scores. (write ["scores"])'),
         (
             {"window": 3},
             'got number 3 (write {"left": 3, "right": 0} for the key at the query and 3 before it, '

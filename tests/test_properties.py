@@ -165,6 +165,23 @@ def test_top_k_are_the_largest_of_the_full_weights(backend: str, request: dict[s
     np.testing.assert_array_equal(top["values"], np.take_along_axis(full, order, axis=-1))
 
 
+@given(
+    keys=st.sampled_from((128, 129, 300)),
+    distinct=st.sampled_from((1, 2, 20, 10_000)),
+    top_k=st.integers(1, 40),
+    seed=st.integers(0, 99),
+)
+def test_equal_weights_of_many_keys_are_in_the_order_of_the_keys(
+    backend: str, keys: int, distinct: int, top_k: int, seed: int
+) -> None:
+    bias = np.random.default_rng(seed).integers(0, distinct, (3, keys)).astype(float)
+    request: dict[str, Any] = {"query": np.zeros((3, 2)), "key": np.zeros((keys, 2)), "value": np.ones((keys, 1))}
+    top = attend(**request, bias=bias / distinct, is_causal=True, query_offset=keys - 3, top_k=top_k, backend=backend)
+    for row, found in enumerate(top["top_weights"]["indices"]):
+        visible = range(keys - 2 + row)
+        assert found.tolist() == sorted(visible, key=lambda j: (-bias[row, j], j))[:top_k]
+
+
 @given(request=tensors(), heads=st.sets(st.integers(0, 5), min_size=1), rows=st.sets(st.integers(0, 5), min_size=1))
 def test_selections_and_averages_are_of_the_full_weights(
     backend: str, request: dict[str, Any], heads: set[int], rows: set[int]

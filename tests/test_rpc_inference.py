@@ -289,7 +289,7 @@ MALFORMED: dict[str, tuple[Callable[[], Any], str]] = {
     "typed strings not UTF-8": (typed(datatype="BYTES", bytes_contents=[b"a", b"\xff"]), "strings in UTF-8"),
     "NaN": (typed(fp32_contents=[1, np.nan]), "/input/1/0: expected a finite number"),
     "an unknown output": (option(outputs=("weights",)), "/outputs/0/name: expected one of"),
-    "a parameter of another type": (option(scale="1"), "/scale: expected a valid number, or an array of numbers, got"),
+    "a parameter of another type": (option(scale="1"), "/scale: expected a number, or an array of numbers, got"),
     "a scale that is none": (option(scale=float("nan")), "/scale: expected a finite number"),
     "many faults": (option((), **{f"x{i}": i for i in range(50)}), ": expected a known field, got 'x"),
     "too many fields": (option((), **{f"x{i}": i for i in range(700)}), "a message of at most 600 fields, got more"),

@@ -350,7 +350,7 @@ def describe(value: object) -> str:
         case list() | tuple():
             return f"array of {len(value)}"
         case dict():
-            return f"object with {len(value)} keys"
+            return f"object with {len(value)} key{'' if len(value) == 1 else 's'}"
     return type(value).__name__
 
 

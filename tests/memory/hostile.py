@@ -108,6 +108,7 @@ BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "a string": (JSON, encoded(lambda: f'{{"a": "{"x" * N}"}}')),
     "a string with one wide character": (JSON, encoded(lambda: f'{{"a": "{"x" * N}\U0001f600"}}')),
     "a string with one wide character escaped": (JSON, encoded(lambda: f'{{"a": "{"x" * N}\\ud83d\\ude00"}}')),
+    "a wide string in a list": (JSON, encoded(lambda: f'{{"a": ["{"x" * N}\U0001f600"]}}')),
     "a hidden list": (JSON, encoded(lambda: f'{{"query": [{"1," * (N // 2)}1], "key": [1, [2]]}}')),
     "an escaped bracket": (JSON, encoded(lambda: f'{{"x": "\\u005b", "query": [{"[1,1]," * (N // 6)}[1,1]]}}')),
     "no JSON at the end": (JSON, repeated("257", "x")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,22 @@ def test_a_single_array_is_self_attention(folder: Path, open_page: Open) -> None
     expect(page.locator("#status")).to_contain_text("2 × 2 · 1 head · float64")
 
 
+@pytest.mark.parametrize("kind", ["int8", "int16", "uint8", "uint16", "uint32", "uint64"])
+def test_files_of_integers_of_all_widths_are_read(kind: str, folder: Path, open_page: Open) -> None:
+    array = np.array([[1, 0], [3, 7]], kind)
+    files = [folder / "input.npy", folder / "input.safetensors"]
+    np.save(files[0], array)
+    save_file({"input": array}, files[1])
+    for file in files:
+        page = open_page()
+        page.locator("#example").select_option("data")
+        page.locator("#file").set_input_files(file)
+        expect(page.locator("#status")).to_contain_text("2 × 2 · 1 head")
+        wait(page)
+        first = 1 / (1 + math.exp(math.sqrt(2)))  # scores (1, 3) / √2
+        assert numbers(page, "attention_weights")[0] == pytest.approx([first, 1 - first])
+
+
 def test_wrong_files_and_texts_are_told(folder: Path, open_page: Open) -> None:
     page = open_page()
     page.locator("#example").select_option("data")
@@ -98,6 +115,8 @@ def test_wrong_files_and_texts_are_told(folder: Path, open_page: Open) -> None:
     expect(page.locator("#pasted + #problem")).to_have_text(
         "line 1, column 14: expected a number, a comma or ], got the end"
     )
+    page.locator("#pasted").fill("[[1, 0], [0, \u200b1]]")
+    expect(page.locator("#pasted + #problem")).to_have_text("line 1, column 14: expected a number, [ or ], got U+200B")
     expect(page.locator("#short")).to_have_attribute("inert", "")
     page.locator("#pasted").fill('{"inptu": [[1]]}')
     expect(page.locator("#pasted + #problem")).to_contain_text("/inptu: expected")

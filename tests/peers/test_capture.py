@@ -567,10 +567,13 @@ def test_an_implementation_of_ones_own_hides_by_its_masks(function: Any, masks: 
         ("eager", {"position_bias": torch.linspace(-3, 3, 10)}),
         ("eager", {"s_aux": torch.full((4,), 2.0)}),
         ("sdpa", {"s_aux": torch.full((4,), 2.0)}),
+        ("attention-service", {"softcap": 1.0}),
+        ("attention-service", {"position_bias": torch.linspace(-3, 3, 10)}),
+        ("attention-service", {"s_aux": torch.full((4,), 2.0)}),
     ],
 )
 def test_an_argument_that_is_not_read_changes_nothing(implementation: str, argument: dict[str, Any]) -> None:
-    """Llama's eager attention reads none of these, sdpa no sinks: the output is that without them."""
+    """Llama's eager attention reads none of these, nor the service in its place; sdpa no sinks."""
     model = tiny_model("llama")
     plain, answer = run(model, implementation, {}, input_ids=TOKENS)
     given, with_argument = run(model, implementation, {}, input_ids=TOKENS, **argument)

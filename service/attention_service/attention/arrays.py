@@ -25,6 +25,8 @@ TOGETHER: Final = 2**16
 _TINY: Final = {dtype: float(np.finfo(np.float32 if dtype == BFLOAT16 else dtype).tiny) for dtype in _FLOATS}
 # Batch entries, heads, and sequences of a call, at most.
 MAX_COUNT: Final = 2**20
+# Characters of a text that is no label, so that errors and answers that repeat it are short.
+MAX_TEXT: Final = 2**12
 MAX_INTEGER: Final = np.iinfo(np.int64).max
 WIDER: Final = {"float16": "float32", "bfloat16": "float32", "float32": "float64"}
 
@@ -167,6 +169,13 @@ def integers(array: np.ndarray, pointer: str, shapes: dict[tuple[int, ...], str]
     if array.dtype.kind == "u" and array.size and array.max() > MAX_INTEGER:
         raise InvalidArray.at(pointer, f"integers up to {MAX_INTEGER}", str(array.max()))
     return array.astype(np.int64, copy=False)
+
+
+def bounded_sum(array: np.ndarray, number: int, low: int, high: int) -> np.ndarray:
+    """array + number for int64 of any size, no less than low and no more than high."""
+    # Sums of uint64 are right modulo 2^64, so that those within the bounds are right.
+    total = (array.view(np.uint64) + np.uint64(number % 2**64)).view(np.int64)
+    return np.where(array < low - number, low, np.where(array > high - number, high, total))
 
 
 def per_head(array: np.ndarray, pointer: str, heads: int, dtype: np.dtype) -> np.ndarray:

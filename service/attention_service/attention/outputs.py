@@ -150,8 +150,9 @@ def _indices(array: np.ndarray | None, pointer: str, length: int) -> np.ndarray 
     if array.ndim != 1:
         raise ShapeMismatch.of(pointer, "a list of indices", array)
     if array.dtype.kind not in "iu" or array.size == 0:
-        raise InvalidArray.of(pointer, "at least one index", array)
+        raise InvalidArray.of(pointer, "integers" if array.size else "at least one index", array)
     within(array, 0, length - 1, pointer)
-    if len(np.unique(array)) != len(array):
-        raise InvalidArray.at(pointer, "each once", "one of them again")
+    indices, counts = np.unique(array, return_counts=True)
+    if len(indices) != len(array):
+        raise InvalidArray.at(pointer, "each index once", f"{indices[counts.argmax()]} again")
     return array.astype(np.int64, copy=False)

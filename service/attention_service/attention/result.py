@@ -114,7 +114,7 @@ def make_metadata(plan: Plan, computed: Computed) -> Metadata:
 
 def overflow(plan: Plan, name: str) -> Overflow:
     """The error for numbers that their type cannot hold. name: of these numbers, like `scores`"""
-    expected = f"inputs whose {name} are finite in {plan.dtype_name}"
+    expected = f"inputs that give finite {name} in {plan.dtype_name}"
     return Overflow.at("", expected, "numbers too large for it", wider(plan.dtype))
 
 

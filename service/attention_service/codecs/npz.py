@@ -36,7 +36,7 @@ from attention_service.codecs.named_tensors import (
     split_answer,
     whole_words,
 )
-from attention_service.codecs.shapes import BESIDE_0, MAX_RANK, shape_of
+from attention_service.codecs.shapes import BESIDE_0, MAX_RANK, shape_as_given, shape_of
 from attention_service.errors import (
     BodyTooLarge,
     FieldConflict,
@@ -266,7 +266,7 @@ def _parse(content: memoryview, name: str) -> _NpyFile:
         hints = {"|V1": NO_FLOAT8, "|V2": BY_SAFETENSORS} if name != REQUEST else {}
         raise InvalidTensors.at("", f"{quote(name)} to be of {expected}", quote(dtype.str), hints.get(dtype.str, ""))
     if shape_of(shape) is None:
-        raise InvalidTensors.at("", f"at most {MAX_RANK} axes of {quote(name)}{BESIDE_0}", quote(str(shape)))
+        raise InvalidTensors.at("", f"at most {MAX_RANK} axes of {quote(name)}{BESIDE_0}", shape_as_given(shape))
     data = content[start.tell() :]
     needed = math.prod(shape) * dtype.itemsize
     if len(data) != needed:

@@ -34,7 +34,7 @@ from attention_service.codecs.named_tensors import (
     split_answer,
     unread_names,
 )
-from attention_service.codecs.shapes import BESIDE_0, MAX_RANK, shape_of
+from attention_service.codecs.shapes import BESIDE_0, MAX_RANK, shape_as_given, shape_of
 from attention_service.errors import DuplicateKey, InvalidTensors, TooDeep, describe, quote
 
 NAMES: Final = {dtype: name for name, dtype in SAFETENSORS_TYPES.items()}
@@ -229,7 +229,8 @@ def _entry(name: str, entry: Any, available: int) -> Entry:
         raise InvalidTensors.at("", f"dtype, shape and data_offsets of {quote(name)}", describe(entry))
     code, shape, offsets = entry["dtype"], shape_of(entry["shape"]), entry["data_offsets"]
     if shape is None:
-        raise InvalidTensors.of("", f"at most {MAX_RANK} axes of {quote(name)}{BESIDE_0}", entry["shape"])
+        expected = f"at most {MAX_RANK} axes of {quote(name)}{BESIDE_0}"
+        raise InvalidTensors.at("", expected, shape_as_given(entry["shape"]))
     match offsets:
         case [begin, end] if type(begin) is type(end) is int and 0 <= begin <= end <= available:
             is_other = isinstance(code, str) and code not in SAFETENSORS_TYPES  # of any size

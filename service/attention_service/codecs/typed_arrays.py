@@ -13,8 +13,8 @@ import orjson
 from attention_service.codecs.chunks import MAX_CHUNK, Chunk, array_chunks
 from attention_service.codecs.decoded import text_of
 from attention_service.codecs.element_types import JSON_TYPES
-from attention_service.codecs.shapes import BESIDE_0, MAX_RANK, shape_of
-from attention_service.errors import InvalidArray, InvalidValue, quote, shape
+from attention_service.codecs.shapes import BESIDE_0, MAX_RANK, shape_as_given, shape_of
+from attention_service.errors import InvalidArray, InvalidValue, shape
 
 NAMES: Final = {dtype: name for name, dtype in JSON_TYPES.items()}
 # Bytes of an array that become one chunk of text: three make four.
@@ -26,7 +26,8 @@ def decode(fields: dict[str, Any], pointer: str) -> np.ndarray:
     """The array that a typed array describes, read-only. Errors: InvalidValue, InvalidArray."""
     name, lengths, data = text_of(fields["dtype"]), shape_of(fields["shape"]), text_of(fields["data"])
     if lengths is None:
-        raise InvalidValue.of(f"{pointer}/shape", f"at most {MAX_RANK} lengths of axes{BESIDE_0}", fields["shape"])
+        expected = f"at most {MAX_RANK} lengths of axes{BESIDE_0}"
+        raise InvalidValue.at(f"{pointer}/shape", expected, shape_as_given(fields["shape"]))
     if name is None or name not in JSON_TYPES:
         raise InvalidValue.of(f"{pointer}/dtype", f"one of {', '.join(JSON_TYPES)}", fields["dtype"])
     if data is None:
@@ -34,13 +35,13 @@ def decode(fields: dict[str, Any], pointer: str) -> np.ndarray:
     try:
         content = binascii.a2b_base64(data, strict_mode=True)
     except ValueError as error:  # binascii.Error is one, and so is text beyond ASCII
-        raise InvalidArray.at(f"{pointer}/data", "base64", quote(str(error), 60)) from None
+        raise InvalidArray.at(f"{pointer}/data", "base64", f"text that is none: {error}") from None
     dtype = JSON_TYPES[name]
     needed = math.prod(lengths) * dtype.itemsize
     if len(content) != needed:
         raise InvalidArray.at(f"{pointer}/data", f"{needed} bytes of {name} {shape(lengths)}", f"{len(content)} bytes")
-    if name == "bool" and content.strip(b"\0\1"):
-        raise InvalidArray.at(f"{pointer}/data", "bytes of 0 and 1 for bool", "others")
+    if name == "bool" and (others := content.strip(b"\0\1")):
+        raise InvalidArray.at(f"{pointer}/data", "bytes of 0 and 1 for bool", f"byte {others[0]}")
     return np.frombuffer(content, dtype).reshape(lengths)
 
 

@@ -118,7 +118,7 @@ def html(saved: Mapping[str, Any], title: str = TITLE, *, has_batch: bool = Fals
         ["script", {"type": "application/json", "id": "saved"}, text],
         ["script", {"type": "module"}, script],
     ]
-    packed = base64.b64encode(zlib.compress(orjson.dumps(parts), 9)).decode()
+    packed = base64.b64encode(zlib.compress(orjson.dumps(parts), 6)).decode()
     nonce = hashlib.sha256(packed.encode()).hexdigest()[:32]  # the same page for the same numbers
     policy = f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src data: blob:"
     page = re.sub(

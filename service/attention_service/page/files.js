@@ -5,8 +5,9 @@ import { Tensor } from "./tensors.js";
 
 /** @type {Record<string, string>} */
 const DTYPES = {
-	BOOL: "bool", I32: "int32", I64: "int64", F16: "float16", BF16: "bfloat16", F32: "float32", F64: "float64",
-	"|b1": "bool", "|u1": "uint8", "<i4": "int32", "<i8": "int64", "<f2": "float16", "<f4": "float32", "<f8": "float64",
+	BOOL: "bool", I8: "int8", I16: "int16", I32: "int32", I64: "int64", U8: "uint8", U16: "uint16", U32: "uint32", U64: "uint64", F16: "float16", BF16: "bfloat16", F32: "float32", F64: "float64",
+	"|b1": "bool", "|i1": "int8", "<i2": "int16", "<i4": "int32", "<i8": "int64", "|u1": "uint8", "<u2": "uint16", "<u4": "uint32", "<u8": "uint64",
+	"<f2": "float16", "<f4": "float32", "<f8": "float64",
 };
 
 /** @type {decode} */

@@ -47,6 +47,8 @@ export const withFields = (request) => {
 
 /** @type {fail} */
 function fail(text, at, expected, got = /^(?:[\w.+-]+|[^])/u.exec(text.slice(at, at + 20))?.[0] ?? "the end") {
+	if (/^[\r\n]/.test(got)) got = "the end of the line";
+	if (/^[\s\p{C}]/u.test(got)) got = `U+${got.codePointAt(0)?.toString(16).toUpperCase().padStart(4, "0")}`;
 	const line = text.slice(0, at).split("\n");
 	throw new Error(`line ${line.length}, column ${(line.at(-1) ?? "").length + 1}: expected ${expected}, got ${got}`);
 }

@@ -13,8 +13,14 @@ export class Tensor {
 /** @type {Record<string, (buffer: any) => Numbers>} */
 const READERS = {
 	bool: (buffer) => new Uint8Array(buffer),
+	int8: (buffer) => new Int8Array(buffer),
+	int16: (buffer) => new Int16Array(buffer),
 	int32: (buffer) => new Int32Array(buffer),
 	int64: (buffer) => Float64Array.from(new BigInt64Array(buffer), Number),
+	uint8: (buffer) => new Uint8Array(buffer),
+	uint16: (buffer) => new Uint16Array(buffer),
+	uint32: (buffer) => new Uint32Array(buffer),
+	uint64: (buffer) => Float64Array.from(new BigUint64Array(buffer), Number),
 	float16: (buffer) => Float32Array.from(new Float16Array(buffer)),
 	bfloat16: (buffer) => new Float32Array(Uint32Array.from(new Uint16Array(buffer), (bits) => bits << 16).buffer),
 	float32: (buffer) => new Float32Array(buffer),

@@ -165,7 +165,7 @@ def _number_or_numbers(value: Any) -> float | np.ndarray:
     if isinstance(value, list):
         return _numbers(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise PydanticCustomError("number", "a valid number, or an array of numbers")
+        raise PydanticCustomError("number", "a number, or an array of numbers")
     with suppress(OverflowError):
         if math.isfinite(value):
             return float(value)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Final, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
 from attention_service.attention import spec
-from attention_service.attention.arrays import is_number
+from attention_service.attention.arrays import MAX_TEXT, is_number
 from attention_service.errors import child, describe
 from attention_service.schemas.arrays import invalid_array
-
-# Characters of a string: pydantic writes a longer one into its errors before they are cut.
-MAX_TEXT: Final = 2**12
 
 
 def too_long(at: str = "") -> PydanticCustomError:

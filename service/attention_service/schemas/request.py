@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from attention_service.attention import spec
+from attention_service.attention.arrays import MAX_TEXT
 from attention_service.errors import FieldConflict, UnknownLayer, quote
 from attention_service.schemas.arrays import (
     Bias,
@@ -24,7 +25,7 @@ from attention_service.schemas.arrays import (
     TokenLabels,
     Vector,
 )
-from attention_service.schemas.closed import MAX_TEXT, Closed, Part, too_long
+from attention_service.schemas.closed import Closed, Part, too_long
 
 Encoding = Literal["list", "base64"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
 import numpy as np
 from pydantic import BaseModel, ValidationError
@@ -28,6 +28,13 @@ Model = TypeVar("Model", bound=BaseModel)
 
 # Faults of one request that are reported together.
 MAX_FAULTS = 10
+# Words of pydantic's errors, and what is said in their place.
+SHORTER: Final = (
+    ("a valid integer", "an integer"),
+    ("a valid ", "a "),
+    ("greater than or equal to", "at least"),
+    ("less than or equal to", "at most"),
+)
 
 
 def is_field(name: str, model: type[BaseModel]) -> bool:
@@ -80,7 +87,7 @@ def _fault(model: type[BaseModel], details: ErrorDetails) -> Fault:
         case "missing":
             return Fault(pointer, "this field", "none", code=MissingField.code)
         case "list_type":
-            expected = "a valid list"
+            expected = "a list"
             field = _model_at(model, details["loc"][:-1]).model_fields[str(details["loc"][-1])]
             hint = _list_of(given, field.annotation) if isinstance(given, str) else ""
         case "model_type":
@@ -88,11 +95,19 @@ def _fault(model: type[BaseModel], details: ErrorDetails) -> Fault:
             hint = _window_for(given) if pointer == "/window" else ""
         case "bool_type":
             expected = "true or false"
-        case "string_pattern_mismatch":
-            expected = f"text of the pattern {context['pattern']}"
+        case "string_pattern_mismatch":  # of the device
+            expected = "auto, cpu, cuda or cuda:N"
         case _:
-            expected = re.sub("^(Input|List) should (be|have) ", "", details["msg"])
+            expected = _in_short(details["msg"])
     return Fault(pointer, expected, describe(given), hint, InvalidValue.code)
+
+
+def _in_short(message: str) -> str:
+    """What a message of pydantic says is expected."""
+    expected = re.sub("^(Input|List) should (be|have) ", "", message)
+    for words, shorter in SHORTER:
+        expected = expected.replace(words, shorter)
+    return expected
 
 
 def _list_of(given: str, annotation: Any) -> str:

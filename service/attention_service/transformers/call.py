@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -82,6 +84,27 @@ def call_of(module: Any, query: Any, key: Any, value: Any, mask: Any, arguments:
         mask = _with_chosen_keys(mask, indices)
         arguments = {name: value for name, value in arguments.items() if name != "indices"}
     return AttentionCall(type(module).__name__, groups, causal, query, key, value, mask, arguments)
+
+
+def eager_of(module: Any) -> Any:
+    """The eager attention function of the model of transformers that a module is of; None for other modules."""
+    files = (sys.modules.get(kind.__module__) for kind in type(module).__mro__)
+    return next(filter(None, (getattr(file, "eager_attention_forward", None) for file in files)), None)
+
+
+def without_unread(attention: Callable[..., Any], module: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call that a function of eager or sdpa attention applies.
+
+    It ignores those that it has no parameter for, such as `softcap` in the call of a Llama, unless the module holds the
+    value: then it reads it there, as gpt-oss its sinks.
+    """
+    ignored = IGNORABLE & arguments.keys() - inspect.signature(attention).parameters.keys()
+    held = [*vars(module).values(), *module.parameters(recurse=False)] if ignored else []
+
+    def is_held(value: Any) -> bool:
+        return any(value is each or (type(value) is type(each) is float and value == each) for each in held)
+
+    return {name: value for name, value in arguments.items() if name not in ignored or is_held(value)}
 
 
 def _is_added(mask: Any) -> bool:

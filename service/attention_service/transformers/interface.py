@@ -10,7 +10,14 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 from attention_service.attention.gradients import PREFIX
-from attention_service.transformers.call import AttentionCall, UnsupportedCall, call_of, make_request
+from attention_service.transformers.call import (
+    AttentionCall,
+    UnsupportedCall,
+    call_of,
+    eager_of,
+    make_request,
+    without_unread,
+)
 from attention_service.transformers.engine import as_tensor, compute
 
 NAME: Final = "attention-service"
@@ -43,6 +50,8 @@ def attention(
 
     Errors: UnsupportedCall for what the service would compute differently.
     """
+    if (eager := eager_of(module)) is not None:
+        arguments = without_unread(eager, module, arguments)
     call = call_of(module, query, key, value, attention_mask, arguments)
     _check(call)
     wants_weights = bool(arguments.get("output_attentions")) or _collects_weights()

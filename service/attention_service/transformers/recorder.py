@@ -16,12 +16,15 @@ from attention_service.backends.threads import single_threaded_blas
 from attention_service.codecs.array_objects import as_numpy
 from attention_service.library import attend
 from attention_service.transformers.arguments import count_layers, from_start, indices, modules, names
-from attention_service.transformers.call import AttentionCall, call_of, make_request
+from attention_service.transformers.call import AttentionCall, call_of, eager_of, make_request, without_unread
 from attention_service.transformers.captured import Captured, CapturedAttention, picture_of
+from attention_service.transformers.interface import NAME
 from attention_service.transformers.labels import Labels, Models
-from attention_service.transformers.visible import with_rows, without_unread
+from attention_service.transformers.visible import with_rows
 
 MASKED: Final = "masked_scores"
+# Implementations whose function drops words of a call that it has no parameter for.
+DROPPING: Final = (None, "eager", "sdpa")
 
 
 @contextmanager
@@ -106,13 +109,12 @@ class _Recorder:
     def around(self, implementation: str | None, attention: Callable[..., Any]) -> Callable[..., Any]:
         """An attention function that records its call, then computes what `attention` does."""
 
-        ignores = implementation in (None, "eager", "sdpa")
-
         @torch.compiler.disable  # a compiled model calls it as it is
         def recorded(
             module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **arguments: Any
         ) -> Any:
-            read = without_unread(attention, module, arguments) if ignores else arguments
+            rule = eager_of(module) if implementation == NAME else attention if implementation in DROPPING else None
+            read = arguments if rule is None else without_unread(rule, module, arguments)
             call = call_of(module, query, key, value, attention_mask, read)
             self._record(implementation, module, call)
             return attention(module, query, key, value, attention_mask, **arguments)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 from transformers import masking_utils
 from transformers.utils.generic import is_flash_attention_requested
 
-from attention_service.transformers.call import IGNORABLE, AttentionCall, UnsupportedCall
+from attention_service.transformers.call import AttentionCall, UnsupportedCall
 from attention_service.transformers.interface import NAME
 
 # Arguments that count in the mask that `with_rows` makes, and the dropout, which comes after the weights.
@@ -19,21 +18,6 @@ IN_MASK: Final = frozenset({"dropout", "is_causal", "sliding_window", "output_at
 BY_ROW: Final = ("indices", "position_bias", "sinks")
 # Chosen keys, which models have put into the mask for these implementations.
 CHOSEN: Final = frozenset({"indices", "block_indices"})
-
-
-def without_unread(attention: Callable[..., Any], module: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call that an eager or sdpa function applies.
-
-    It ignores those that it has no parameter for, such as `softcap` in the call of a Llama, unless the module holds the
-    value: then it reads it there, as gpt-oss its sinks.
-    """
-    ignored = IGNORABLE & arguments.keys() - inspect.signature(attention).parameters.keys()
-    held = [*vars(module).values(), *module.parameters(recurse=False)] if ignored else []
-
-    def is_held(value: Any) -> bool:
-        return any(value is each or (type(value) is type(each) is float and value == each) for each in held)
-
-    return {name: value for name, value in arguments.items() if name not in ignored or is_held(value)}
 
 
 def with_rows(

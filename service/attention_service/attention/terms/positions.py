@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final, Self
 import numpy as np
 
 from attention_service.attention.array_functions import Array
+from attention_service.attention.arrays import MAX_INTEGER, bounded_sum
 from attention_service.attention.score_term import Cause, Frame, Load, ScoreTerm
 from attention_service.attention.shapes import Sizes
 from attention_service.attention.spec import AttentionSpec
@@ -124,8 +125,7 @@ class Chunks(ScoreTerm):
         if spec.chunk_size < 1:
             raise InvalidValue.of("/chunk_size", "at least 1", spec.chunk_size, "leave it out for no chunks")
         longest = frame.sizes.query_length + frame.sizes.key_length
-        offset = [_reduced_offset(int(x), spec.chunk_size, longest) for x in frame.offset(spec)]
-        return cls(min(spec.chunk_size, longest), np.array(offset, dtype=np.int64))
+        return cls(min(spec.chunk_size, longest), _reduced(frame.offset(spec), spec.chunk_size, longest))
 
     @classmethod
     def example(cls, random: np.random.Generator, sizes: Sizes) -> Any:
@@ -153,19 +153,21 @@ def _of(numbers: np.ndarray, batch: slice) -> np.ndarray:
 
 
 def _edge(offset: np.ndarray, shift: int, sizes: Sizes) -> np.ndarray:
-    """offset + shift, no further out than where all or nothing is visible, so that nothing overflows."""
-    inside = [max(-sizes.query_length, min(sizes.key_length, int(x) + shift)) for x in offset]
-    return np.array(inside, dtype=np.int64)
+    """offset + shift, no further out than where all or nothing is visible."""
+    return bounded_sum(offset, shift, -sizes.query_length, sizes.key_length)
 
 
-def _reduced_offset(offset: int, size: int, longest: int) -> int:
-    """An offset that puts queries into the same chunks of min(size, longest), without large numbers.
+def _reduced(offset: np.ndarray, size: int, longest: int) -> np.ndarray:
+    """Offsets that put queries into the same chunks of min(size, longest), without large numbers.
 
     longest: at least the number of queries and of keys
     """
-    chunk, place = divmod(offset, size)
+    size = min(size, MAX_INTEGER)
     reduced = min(size, longest)
-    return max(-longest - 1, min(longest + 1, chunk)) * reduced + reduced - min(size - place, reduced)
+    chunk, place = np.divmod(offset, size)
+    start = np.clip(chunk, -longest - 1, longest + 1) * reduced
+    reduced_offset: np.ndarray = start + reduced - np.minimum(size - place, reduced)
+    return reduced_offset
 
 
 # In the order in which they are made.

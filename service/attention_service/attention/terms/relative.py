@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, Self
 import numpy as np
 
 from attention_service.attention.array_functions import Array, ArrayFunctions, BackwardFunctions
-from attention_service.attention.arrays import cast, lost_to_underflow
+from attention_service.attention.arrays import bounded_sum, cast, lost_to_underflow
 from attention_service.attention.score_term import Bound, Frame, Part, ScoreTerm
 from attention_service.attention.shapes import Sizes
 from attention_service.attention.spec import AttentionSpec
@@ -56,18 +56,13 @@ class RelativeKeys(ScoreTerm):
         bias = None if given.query_bias is None else cast(given.query_bias, frame.dtype, "/relative_keys/query_bias")
         count = int(given.key.shape[-2])
         furthest = sizes.query_length + sizes.key_length + count
-
-        def near(number: int) -> int:
-            """The number, no further out than where all queries and keys are, so that nothing overflows."""
-            return max(-furthest, min(furthest, number))
-
         wanted = -(count // 2) if given.first is None else given.first
-        first = near(wanted)
-        offset = [near(int(x) + wanted) - first for x in frame.offset(spec)]  # of which only the sum with first counts
+        first = max(-furthest, min(furthest, wanted))
+        offset = bounded_sum(frame.offset(spec), wanted, -furthest, furthest) - first  # only its sum with first counts
         return cls(
             keys if keys.ndim == 3 else keys[None],
             first,
-            np.array(offset, dtype=np.int64),
+            offset,
             None if bias is None else bias[:, None],
         )
 

@@ -33,6 +33,8 @@ CPU: Final = ("auto", "cpu")
 TILE_BYTES: Final = 2**21
 # Plans of at most so many scores are computed without tiles, if they have no other options.
 SMALL_SCORES: Final = 2**14
+# Keys of a row that are sorted in less time than it takes to part the largest from the others.
+FEW_KEYS: Final = 128
 # Bytes of scores that a thread keeps for its next tile; a larger tile is a single row of a very long key.
 MAX_SCRATCH: Final = 16 * 2**20
 
@@ -185,7 +187,19 @@ class NumpyLibrary(ArrayLibrary):
 
     def top_indices(self, array: Array, count: int) -> Array:
         """The indices of the largest numbers of the last axis, in descending order, equal ones by lower index."""
-        return np.argsort(-array, axis=-1, stable=True)[..., :count]
+        negative, keys = -array, array.shape[-1]
+        if keys < FEW_KEYS or count >= keys // 4:
+            return np.argsort(negative, axis=-1, stable=True)[..., :count]
+        parts = np.argpartition(negative, (count - 1, count), axis=-1)
+        last, next_one = np.moveaxis(np.take_along_axis(negative, parts[..., count - 1 : count + 1], -1), -1, 0)
+        indices = np.sort(parts[..., :count], axis=-1)
+        del parts
+        order = np.argsort(np.take_along_axis(negative, indices, -1), axis=-1, stable=True)
+        indices = np.take_along_axis(indices, order, -1)
+        tied = last == next_one  # so that any of the equal numbers may be among the first
+        if tied.any():
+            indices[tied] = np.argsort(negative[tied], axis=-1, stable=True)[..., :count]
+        return indices
 
     def sums_at(self, array: Array, places: np.ndarray, count: int) -> Array:
         """The numbers (…, x) with the same place in the last axis summed: (…, count)."""

@@ -184,6 +184,7 @@ class _Reader:
         array = None
         if isinstance(first, NUMBERS) and _fits(found, shape, self._check_elements):
             array = _booleans(found, shape) if isinstance(first, bool) else _numbers(found, shape, first)
+        del first  # a copy of a text, which may be as long as the body
         if array is None:
             return self._list(found, pointer)
         self.brackets += lists

@@ -11,6 +11,7 @@ from typing import Any, Final, get_args
 
 import numpy as np
 
+from attention_service.attention.arrays import MAX_TEXT
 from attention_service.attention.gradients import gradient_names
 from attention_service.attention.spec import Output
 from attention_service.codecs.decoded import Decoded, RequestedOutputs
@@ -96,6 +97,8 @@ def _requested_outputs(request: Mapping[str, Any], default: bool) -> RequestedOu
     given, outputs = request.get("id"), request.get("outputs")
     if not isinstance(given, str | None):
         raise InvalidTensors.of("/id", "a string", given)
+    if given is not None and len(given) > MAX_TEXT:
+        raise InvalidTensors.at("/id", f"at most {MAX_TEXT} characters", "more")
     if not isinstance(outputs, list | None):
         raise InvalidTensors.of("/outputs", "an array of outputs", outputs)
     binary: dict[str, bool] = {}

@@ -11,8 +11,8 @@ import numpy as np
 from attention_service.attention.arrays import cast, within
 from attention_service.codecs.element_types import PROTOCOL_TYPES
 from attention_service.codecs.named_tensors import elements, whole_words
-from attention_service.codecs.shapes import BESIDE_0, MAX_RANK, shape_of
-from attention_service.errors import FieldConflict, InvalidTensors, describe, quote, shape
+from attention_service.codecs.shapes import BESIDE_0, MAX_RANK, shape_as_given, shape_of
+from attention_service.errors import FieldConflict, InvalidTensors, shape
 
 DATATYPES: Final = {dtype: name for name, dtype in PROTOCOL_TYPES.items()}
 # Strings: labels of tokens.
@@ -51,10 +51,8 @@ def head_of(name: Any, datatype: Any, lengths: Any, parameters: Container[str], 
         raise InvalidTensors.of(f"{pointer}/datatype", f"one of {', '.join(PROTOCOL_TYPES)}, {BYTES}", datatype)
     found = shape_of(lengths)
     if found is None:
-        first = lengths[: MAX_RANK + 1] if isinstance(lengths, list | np.ndarray) else lengths
-        listed = first.tolist() if isinstance(first, np.ndarray) else first
-        got = quote(str(listed)) if isinstance(listed, list) else describe(listed)
-        raise InvalidTensors.at(f"{pointer}/shape", f"at most {MAX_RANK} lengths of axes{BESIDE_0}, none negative", got)
+        expected = f"at most {MAX_RANK} lengths of axes{BESIDE_0}"
+        raise InvalidTensors.at(f"{pointer}/shape", expected, shape_as_given(lengths))
     if datatype == BYTES and 0 in found:  # as lists, the other axes would be as long as they say
         raise InvalidTensors.at(f"{pointer}/shape", "at least one string", shape(found))
     if datatype == BYTES and len(found) > LABEL_AXES:  # each string would be as many lists

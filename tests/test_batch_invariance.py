@@ -99,6 +99,7 @@ def test_with_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     numpy = backends().choose("numpy", "cpu")
     assert isinstance(numpy, NumpyBackend)
     monkeypatch.setattr(calls, "BLAS_ALONE", inf)
+    monkeypatch.setattr(calls, "_kept", {})
     monkeypatch.setattr(numpy, "tiling", replace(numpy.tiling, workers=4))
     for module in ("attention.tiles", "backends.numpy.backend"):
         monkeypatch.setattr(f"attention_service.{module}.SHARED_FLOPS", 10_000)

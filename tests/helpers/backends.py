@@ -26,6 +26,7 @@ def compute_as_if_large(patch: pytest.MonkeyPatch, tile: int = 1) -> None:
     assert isinstance(numpy, NumpyBackend)
     small: dict[str, Any] = {"scores": 2 * tile, "fast_rows": 1, "fast_columns": 2, "divide_last_above": 0}
     patch.setattr(calls, "BLAS_ALONE", inf)  # all requests are computed by this backend
+    patch.setattr(calls, "_kept", {})
     patch.setattr(numpy, "small_scores", 0)
     patch.setattr(numpy, "tiling", replace(numpy.tiling, **small))
     if HAS_TORCH:

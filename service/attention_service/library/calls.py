@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from attention_service.attention.spec import AttentionSpec
-from attention_service.backends.base import Backend
+from attention_service.attention.cost import arrays_of
+from attention_service.attention.plan import Plan
+from attention_service.attention.result import Result
+from attention_service.attention.spec import SOURCES, AttentionSpec
+from attention_service.backends.base import Backend, Check, Program
+from attention_service.backends.numpy.small import fits
 from attention_service.backends.registry import Backends
 from attention_service.backends.threads import single_threaded_blas
 from attention_service.codecs.array_objects import as_numpy
@@ -23,6 +27,7 @@ from attention_service.codecs.decoded import Decoded
 from attention_service.errors import InvalidArray, InvalidValue, Overflow
 from attention_service.library.frames import with_labels
 from attention_service.library.result import AttentionResult
+from attention_service.pipeline.plan_key import MAX_ARRAYS, MAX_PLANS, plan_key
 from attention_service.pipeline.prepare import make_spec_and_plan
 from attention_service.runtime.machine import cpu_count
 from attention_service.schemas.compare import ActualArrays, CompareReport, CompareRequest
@@ -34,21 +39,61 @@ if TYPE_CHECKING:
 # ten thousand products. A batch may have more operations than its entries: these are cut into the same tiles then, too,
 # as of so few operations no thread gets a part.
 BLAS_ALONE: Final = 2**15
+# Plans of calls whose only arrays are the sources, by shapes, types and options, as a service keeps them.
+_kept: Final[dict[Hashable, tuple[AttentionSpec, Plan, Program]]] = {}
+# Elements of a matrix that OpenBLAS multiplies by a vector, and of a vector, on one thread; and products of elements in
+# a product of matrices (interface/gemv.c and gemm.c of OpenBLAS 0.3).
+MOST_SUMMED: Final = 9216
+MOST_MULTIPLIED: Final = 2**18
+# The fields of a request.
+FIELDS: Final = CompareRequest.model_fields.keys() - {"actual", "against"}
 # The arguments of a call by their names; `unknown` holds those that are no fields of a request.
 Arguments = Mapping[str, Any]
 
 
 def attend(arguments: Arguments) -> AttentionResult:
     """The result of `service.attend`. Errors: InvalidRequest of every kind."""
-    spec, plan = make_spec_and_plan(_decoded(_fields(arguments)), allow_non_finite=True)
+    decoded = _decoded(_fields(arguments))
+    key = plan_key(decoded)
+    kept = None if key is None else _kept.get(key)
+    if kept is None:
+        spec, plan = make_spec_and_plan(decoded, allow_non_finite=True)
+        sources: dict[str, Any] = spec.sources
+        program = _program(spec, plan)
+        if key is not None and sum(array.nbytes for array in arrays_of(plan)) <= MAX_ARRAYS:
+            if len(_kept) >= MAX_PLANS:
+                _kept.clear()
+            _kept[key] = spec.without_sources(), plan, program
+    else:
+        light, plan, program = kept
+        sources = {name: decoded.fields[name] for name in SOURCES if name in decoded.fields}
+        spec = light._replace(**sources)
     try:
-        chosen = backends().choose(spec.backend, spec.device)
-        is_large = chosen.name == "numpy" and plan.flops > BLAS_ALONE
-        with all_processors() if is_large else nullcontext(chosen) as backend:
-            found = backend.program(plan, spec)(spec.sources, None)
+        found = program(sources, None)
     except Overflow as error:
         raise _explained(error, spec) from None
     return AttentionResult(found, spec, plan)
+
+
+def _program(spec: AttentionSpec, plan: Plan) -> Program:
+    """What computes a plan, on all processors if it is large. Errors: UnknownBackend."""
+    chosen = backends().choose(spec.backend, spec.device)
+    light = spec.without_sources()
+    if chosen.name != "numpy" or plan.flops <= BLAS_ALONE or _is_alone(plan):
+        return chosen.program(plan, light)
+
+    def program(sources: Mapping[str, np.ndarray], check: Check | None = None) -> Result:
+        with all_processors() as backend:
+            return backend.program(plan, light)(sources, check)
+
+    return program
+
+
+def _is_alone(plan: Plan) -> bool:
+    """True if OpenBLAS computes each product of a plan on the thread that calls it."""
+    h, _, b, q, k, d, e = plan.sizes
+    is_small = b * h * max(q * k, q * d, k * d, k * e) <= MOST_SUMMED and q * k * max(d, e) <= MOST_MULTIPLIED
+    return is_small and fits(plan)
 
 
 def compare(arguments: Arguments) -> CompareReport:
@@ -146,9 +191,8 @@ def named(actual: Any) -> Mapping[str, Any]:
 
 def _fields(arguments: Arguments) -> dict[str, Any]:
     """The fields of a request that are not None, arrays as ndarrays, and the unknown arguments as they are."""
-    names = CompareRequest.model_fields.keys() & arguments.keys() - {"actual", "against"}
-    known = {name: value for name, value in with_labels(arguments).items() if name in names}
-    fields = {name: _with_numbers(as_numpy(value, f"/{name}")) for name, value in known.items() if value is not None}
+    given = {name: value for name, value in with_labels(arguments).items() if value is not None and name in FIELDS}
+    fields = {name: _with_numbers(as_numpy(value, f"/{name}")) for name, value in given.items()}
     return fields | {name: value for name, value in arguments["unknown"].items() if value is not None}
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+import numpy as np
+
 # The sources whose tokens each field labels; a request has one of them. `input` alone is the keys, too, which then have
 # the labels of the queries.
 SOURCES: Final = {"query_tokens": ("query", "input"), "key_tokens": ("key", "context")}
@@ -29,7 +31,11 @@ def with_labels(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _labels(value: Any, *, in_columns: bool) -> list[str] | None:
     """The names of the rows, or columns, of a frame as text; None if there are none but 0, 1, 2 …, or for no frame."""
-    if not all(hasattr(value, name) for name in ("__array__", "index", "columns")):
+    if (
+        value is None
+        or type(value) is np.ndarray
+        or not all(hasattr(value, name) for name in ("__array__", "index", "columns"))
+    ):
         return None
     labels = [str(name) for name in (value.columns if in_columns else value.index)]
     return None if labels == [str(number) for number in range(len(labels))] else labels

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Hashable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from attention_service.attention.cost import arrays_of, copied_bytes
 from attention_service.attention.outputs import OUTPUTS
 from attention_service.attention.plan import Plan
 from attention_service.attention.result import Result
-from attention_service.attention.spec import SOURCES, AttentionSpec
+from attention_service.attention.spec import AttentionSpec
 from attention_service.attention.tiles import Tiling, tile_count
 from attention_service.backends.base import Backend, Check, Program, no_check
 from attention_service.backends.registry import Backends
@@ -22,24 +21,16 @@ from attention_service.codecs.decoded import Decoded, text_of
 from attention_service.codecs.table import CODECS
 from attention_service.layers.layer import Layer
 from attention_service.pipeline.operation import Cost, Operation
+from attention_service.pipeline.plan_key import MAX_ARRAYS, MAX_PLANS, plan_key
 from attention_service.pipeline.prepare import planned, validated
 from attention_service.schemas.request import AttentionRequest
 from attention_service.schemas.response import answer
-from attention_service.schemas.validate import misplaced
 
 # Operations that take as long as the Python of a tile; of a batch entry, which may have a tile for its numbers alone;
 # and of gathering the keys of a head.
 TILE_FLOPS, ENTRY_FLOPS, GATHER_FLOPS = 2**18, 2**16, 2**13
 # About how backends cut plans.
 TILING: Final = Tiling(scores=2**18)
-# Plans that are kept. A service meets few kinds of requests, and without arrays a plan is small.
-MAX_PLANS: Final = 256
-# Characters of the fields, as JSON, of a request whose plan is kept.
-MAX_TEXT: Final = 1024
-# Longest string or list of such a request.
-MAX_LENGTH: Final = 64
-# Bytes of the arrays of such a plan, which hold tables and masks.
-MAX_ARRAYS: Final = 2**16
 # The same for requests with a stored layer, beside the arrays of the layer: cosines and sines of all tokens.
 MAX_LAYER_ARRAYS: Final = 2**22
 
@@ -83,7 +74,7 @@ class AttentionOperation(Operation[PreparedRequest, Codec, Result]):
 
     def prepare(self, decoded: Decoded, layer: Layer | None = None, check: Check = no_check) -> PreparedRequest:
         """The request with a plan that was kept, or a new one."""
-        key = _key(decoded)
+        key = plan_key(decoded)
         kept = None if key is None else (self._kept if layer is None else layer.plans).get(key)
         if kept is not None:
             return PreparedRequest(kept, decoded.fields, decoded)
@@ -100,7 +91,7 @@ class AttentionOperation(Operation[PreparedRequest, Codec, Result]):
         return PreparedRequest(shared, spec.sources, decoded)
 
     def is_planned(self, decoded: Decoded, layer: Layer | None) -> bool:
-        key = _key(decoded)
+        key = plan_key(decoded)
         return key is not None and key in (self._kept if layer is None else layer.plans)
 
     def may_wait(self, decoded: Decoded) -> bool:
@@ -148,41 +139,3 @@ def _own_bytes(spec: AttentionSpec, plan: Plan, layer: Layer | None) -> int:
     """Bytes of the arrays of a plan, without those of its stored layer, which is in memory anyway."""
     known = [] if layer is None else list(arrays_of(spec.without_sources()))
     return sum(x.nbytes for x in arrays_of(plan) if not any(np.may_share_memory(x, other) for other in known))
-
-
-def is_short(value: Any, most: int) -> bool:
-    """True if a decoded value has at most so many characters and items, of which no more are looked at."""
-    left, waiting = most, [value]
-    while waiting and left >= 0:
-        one = waiting.pop()
-        if isinstance(one, str | list | dict):
-            left -= len(one)
-            if left >= 0 and not isinstance(one, str):
-                waiting += one if isinstance(one, list) else [*one, *one.values()]
-    return left >= 0
-
-
-def _key(decoded: Decoded) -> Hashable | None:
-    """All that specification and plan depend on, if that is shapes and a few numbers and names; else None."""
-    if decoded.unread and misplaced(AttentionRequest, decoded.unread):
-        return None
-    parts: list[Hashable] = []
-    options: dict[str, Any] = {}
-    for name, value in decoded.fields.items():
-        if len(name) > MAX_LENGTH:
-            return None
-        if name in SOURCES and type(value) is np.ndarray:
-            parts.append((name, value.shape, value.dtype))
-        elif (isinstance(value, str | list) and len(value) > MAX_LENGTH) or (
-            isinstance(value, list | dict) and not is_short(value, MAX_TEXT)
-        ):
-            return None
-        elif isinstance(value, str):
-            parts.append((name, value))
-        else:
-            options[name] = value
-    try:
-        text = json.dumps(options) if options else ""  # unlike equality, it tells True from 1, and 0.0 from -0.0
-    except (TypeError, ValueError):  # other arrays, or an integer of thousands of digits
-        return None
-    return (decoded.untyped, text, *parts) if len(text) <= MAX_TEXT else None

@@ -69,13 +69,17 @@ class SmallProgram:
             return None
         if not norms[2] < math.inf:
             return None
-        weights = np.matmul(query * self._scale, key.swapaxes(-1, -2))  # b h q k
-        np.exp(weights, out=weights)
-        weights /= np.matmul(weights, self._ones)  # a product is faster than a sum
-        output = np.matmul(weights, value)  # b h q e
-        if self._is_matrix:
+        if self._is_matrix:  # of two matrices, dot takes a third of the time of matmul
+            weights = (query * self._scale).dot(key.T)
+            np.exp(weights, out=weights)
+            weights /= weights.dot(self._ones)  # a product is faster than a sum
+            output = weights.dot(value)
             arrays = {OUTPUT: output} if self._weights_axes is None else {OUTPUT: output, WEIGHTS: weights}
             return Result(arrays, self._metadata)
+        weights = np.matmul(query * self._scale, key.swapaxes(-1, -2))  # b h q k
+        np.exp(weights, out=weights)
+        weights /= np.matmul(weights, self._ones)
+        output = np.matmul(weights, value)  # b h q e
         if "h" not in self._layout:
             output = output.transpose(0, 2, 1, 3).reshape(len(output), output.shape[2], -1)
         arrays = {OUTPUT: reordered(output, *self._output_axes)}

@@ -22,6 +22,7 @@ from onnx import TensorProto, helper
 
 from attention_service import attend
 from attention_service.runtime.machine import cpu_count
+from benchmarks.attend import plain_numpy
 from benchmarks.ours import Attention, use_all_processors
 from benchmarks.ratios import Ratio, rows
 from benchmarks.serving import Others, blas_variables
@@ -49,14 +50,6 @@ def differentiate(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -
     leaves = [tensor.detach().requires_grad_() for tensor in (query, key, value)]
     output = torch.nn.functional.scaled_dot_product_attention(*leaves)
     return list(torch.autograd.grad(output, leaves, query))
-
-
-def plain_numpy(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return output and weights as most people would compute them."""
-    scores = query @ key.swapaxes(-1, -2) / np.float32(np.sqrt(query.shape[-1]))
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
-    return weights @ value, weights
 
 
 def onnx(*arrays: np.ndarray) -> Callable[[], list[np.ndarray]]:

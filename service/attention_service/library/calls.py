@@ -45,8 +45,10 @@ _kept: Final[dict[Hashable, tuple[AttentionSpec, Plan, Program]]] = {}
 # a product of matrices (interface/gemv.c and gemm.c of OpenBLAS 0.3).
 MOST_SUMMED: Final = 9216
 MOST_MULTIPLIED: Final = 2**18
-# The fields of a request.
-FIELDS: Final = CompareRequest.model_fields.keys() - {"actual", "against"}
+# The fields of a request with their defaults, which need not be validated.
+DEFAULTS: Final = {
+    name: field.default for name, field in CompareRequest.model_fields.items() if name not in ("actual", "against")
+}
 # The arguments of a call by their names; `unknown` holds those that are no fields of a request.
 Arguments = Mapping[str, Any]
 
@@ -191,9 +193,12 @@ def named(actual: Any) -> Mapping[str, Any]:
 
 def _fields(arguments: Arguments) -> dict[str, Any]:
     """The fields of a request that are not None, arrays as ndarrays, and the unknown arguments as they are."""
-    given = {name: value for name, value in with_labels(arguments).items() if value is not None and name in FIELDS}
-    fields = {name: _with_numbers(as_numpy(value, f"/{name}")) for name, value in given.items()}
-    return fields | {name: value for name, value in arguments["unknown"].items() if value is not None}
+    given = {
+        name: _with_numbers(as_numpy(value, f"/{name}"))
+        for name, value in with_labels(arguments).items()
+        if value is not None and name in DEFAULTS and value is not DEFAULTS[name]
+    }
+    return given | {name: value for name, value in arguments["unknown"].items() if value is not None}
 
 
 def _explained(error: Overflow, spec: AttentionSpec) -> Overflow | InvalidArray:

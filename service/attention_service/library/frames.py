@@ -26,7 +26,7 @@ def with_labels(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
             labels = _labels(arguments[source], in_columns=in_columns)
             if labels is not None and arguments[field] is None and not has_past:
                 found[field] = labels
-    return {**arguments, **found}
+    return {**arguments, **found} if found else arguments
 
 
 def _labels(value: Any, *, in_columns: bool) -> list[str] | None:

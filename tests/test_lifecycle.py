@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,16 +69,21 @@ class Process:
 
 
 @contextmanager
-def served(workers: int = 1, *, complete: int | None = None, **settings: object) -> Iterator[Process]:
+def served(
+    workers: int = 1, *, complete: int | None = None, descriptors: int | None = None, **settings: object
+) -> Iterator[Process]:
     """A process of the service with these settings, at a free port.
 
     complete: how many workers must have started before it is used; all if None
+    descriptors: how many files and connections it may have open
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
     environment |= {
         f"ATTENTION_{name.upper()}": str(value) for name, value in {"port": 0, "workers": workers, **settings}.items()
     }
     command = [sys.executable, "-m", "attention_service", "serve", "--threads", "1"]
+    if descriptors is not None:
+        command = ["sh", "-c", 'ulimit -n "$0"; exec "$@"', str(descriptors), *command]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         server = Process(process)
         words = {"startup complete": workers if complete is None else complete, "vicorn running on": 1}
@@ -196,6 +201,47 @@ def test_the_end_of_a_worker_is_an_error_in_the_log(number: int) -> None:
     (message,) = (event["message"] for event in events if event["level"] == "error")
     expected = rf"worker \[{pids[0]}\] ended with status -{int(number)} \(\w+\)( after .*)?; another starts"
     assert re.fullmatch(expected, message), message
+
+
+@pytest.mark.slow
+def test_a_worker_that_ends_while_it_is_asked_is_replaced_at_once() -> None:
+    """A worker that is stopped does not answer; once it is killed, nobody waits for its answer."""
+    with served(workers=2) as server:
+        pids = [int(re.findall(r"\[(\d+)\]", line)[-1]) for line in server.log if "Started server process" in line]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(2)  # workers are asked twice a second
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: sum("startup complete" in line for line in server.log) == 4)
+        assert server.end(signal.SIGTERM) == 0
+    assert not [line for line in server.log if "without an answer" in line]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("descriptors", [96, 256])
+def test_connections_leave_descriptors_for_files(descriptors: int) -> None:
+    """What is loaded when it is first asked for is there for a client while others hold all connections."""
+    requests = [
+        ("POST", "/attention/compare", json.dumps({"input": [[1.0]], "actual": {"output": [[1.0]]}}), HEADERS),
+        ("POST", "/attention/heatmap", json.dumps({"input": [[1.0]]}), HEADERS),
+        ("POST", "/attention/heatmap", json.dumps({"input": [[1.0]]}), HEADERS | {"Accept": "image/png"}),
+        ("POST", "/attention", json.dumps({"input": [[1.0] * 64] * 900, "include": []}), HEADERS),
+        ("GET", "/", None, {}),
+    ]
+    with served(descriptors=descriptors) as server, ExitStack() as connections:
+        address = "127.0.0.1", server.port("vicorn running on")
+        kept = connections.enter_context(closing(http.client.HTTPConnection(*address, timeout=TIMEOUT)))
+        assert request(kept) == (200, False)
+        for _ in range(descriptors + 20):
+            other = connections.enter_context(socket.create_connection(address, TIMEOUT))
+            with suppress(ConnectionError):
+                other.sendall(b"GET / HTTP/1.1\r\nX: ")
+        for method, path, body, headers in requests:
+            kept.request(method, path, body, headers)
+            answer = kept.getresponse()
+            assert (path, answer.status, answer.read()[:0]) == (path, 200, b"")
+        assert server.end(signal.SIGTERM) == 0
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import socket
 import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from math import inf
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from attention_service.server.progress import ReportProgress
 from attention_service.server.protocol import MAX_UNTAKEN, LimitedProtocol, Limits
 from tests.helpers.virtual_time import run
 
-LIMITS = Limits(idle=5, head=30, head_bytes=1000, write=20, write_rate=4000, connections=9)
+LIMITS = Limits(idle=5, head=30, head_bytes=1000, write=20, write_rate=4000, connections=9, descriptors=inf)
 LONG = LIMITS._replace(idle=620)
 INTERVAL = 1.0  # seconds between two checks of the limits
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -29,6 +29,23 @@ def test_by_hand(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_weights_that_start_apart_in_memory(dtype: Any, backend: str) -> None:
+    """NumPy 2.4.6 negates the first columns of 4 or 8 in place wrongly: as if they were next to each other."""
+    for keys in range(1, 20):
+        for offset in range(-3, keys):
+            query, key = np.array([[3.0], [2.0], [-1.0]]), np.ones((keys, 1))
+            result = attend(
+                query, key, key, scale=1, is_causal=True, query_offset=offset, normalization="sigmoid", dtype=dtype,
+                backend=backend,
+            )  # fmt: skip
+            visible = np.arange(keys) <= np.arange(3)[:, None] + offset
+            expected = np.where(visible, 1 / (1 + np.exp(-query)), 0)
+            np.testing.assert_allclose(result.attention_weights, expected, rtol=1e-6)
+            np.testing.assert_allclose(result.output, expected.sum(axis=1, keepdims=True), rtol=1e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("tile", [None, 1, 7, 2**20])
 @pytest.mark.parametrize("size", [1.0, 1e3, 1e150])
 def test_the_definition(size: float, tile: int | None, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:

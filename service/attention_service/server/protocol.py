@@ -41,7 +41,8 @@ class Limits(NamedTuple):
     head_bytes: int
     write: float  # by which the client may be behind in taking a response
     write_rate: int  # bytes per second at which it must
-    connections: int  # of the process: if it has more, and during a drain, `idle` is CLOSING
+    connections: float  # of the process: if it has more, and during a drain, `idle` is CLOSING
+    descriptors: float  # a connection whose file descriptor is no lower is closed at once
 
 
 class LimitedProtocol(asyncio.BufferedProtocol):
@@ -75,6 +76,8 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         if self._drain is not None:
             self._drain.opened(self)
         self._timer = self._loop.call_later(self._interval, self._check)
+        if transport.get_extra_info("socket").fileno() >= self._limits.descriptors:
+            transport.abort()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """The buffer for the next bytes, which all connections of a thread share, as each takes them at once."""

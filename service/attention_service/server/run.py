@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import partial
 from ipaddress import ip_address
 from logging.config import dictConfig
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -43,6 +44,8 @@ logger = logging.getLogger("attention")
 
 # Connections of a process up to which idle ones are kept: they take 25 MB, over TLS 110 MB.
 MOST_KEPT: Final = 2048
+# File descriptors that connections leave free, for modules and files that are read when they are asked for.
+FOR_FILES: Final = 32
 # Seconds that a worker may leave the process that started it without an answer, as it does while it imports modules.
 # With uvicorn's five seconds, workers of a slow or busy machine are replaced before they have started, again and again.
 # A worker that is killed is replaced within a second, or after this time if uvicorn has just asked it and waits.
@@ -137,7 +140,16 @@ def served(app: FastAPI, workers: Workers) -> ReportProgress:
 def uvicorn_options(settings: Settings) -> dict[str, Any]:
     """The arguments of `uvicorn.run`, other than the application."""
     write, write_rate = settings.write_timeout, settings.read_rate
-    limits = Limits(settings.keep_alive, settings.read_timeout, MAX_HEAD, write, write_rate, most_kept())
+    descriptors = most_descriptors()
+    limits = Limits(
+        settings.keep_alive,
+        settings.read_timeout,
+        MAX_HEAD,
+        write,
+        write_rate,
+        connections=min(MOST_KEPT, descriptors // 2),
+        descriptors=descriptors - min(FOR_FILES, descriptors // 4),
+    )
     return {
         "host": settings.host,
         "port": settings.port,
@@ -158,14 +170,14 @@ def uvicorn_options(settings: Settings) -> dict[str, Any]:
     }
 
 
-def most_kept() -> int:
-    """How many connections a process may have before it closes idle ones early: MOST_KEPT, or fewer by `ulimit -n`."""
+def most_descriptors() -> float:
+    """How many files and connections a process may have open (`ulimit -n`)."""
     with suppress(ImportError):  # Windows
         import resource
 
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return min(MOST_KEPT, descriptors // 2) if descriptors != resource.RLIM_INFINITY else MOST_KEPT
-    return MOST_KEPT
+        return descriptors if descriptors != resource.RLIM_INFINITY else inf
+    return inf
 
 
 def tls_context(settings: Settings) -> Callable[..., ssl.SSLContext] | None:

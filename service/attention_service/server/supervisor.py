@@ -6,6 +6,7 @@ import logging
 import signal
 import socket
 import sys
+import time
 
 from uvicorn import Config
 from uvicorn.config import STARTUP_FAILURE
@@ -30,14 +31,26 @@ class Supervisor(Multiprocess):
         if any(process.exitcode == STARTUP_FAILURE for process in self.processes):
             sys.exit(STARTUP_FAILURE)
 
+    def init_processes(self) -> None:
+        """Start the workers."""
+        super().init_processes()
+        self._close_ends_of_workers()
+
+    def _close_ends_of_workers(self) -> None:
+        """Leave the workers' ends of their pipes to them, so that one that ended is not waited for."""
+        for process in self.processes:
+            process.child_conn.close()
+
     def keep_subprocess_alive(self) -> None:
         """Replace workers that ended or do not answer."""
-        before = {process: process.process.is_alive() for process in self.processes}
+        before, start = set(self.processes), time.monotonic()
         super().keep_subprocess_alive()
-        for process in before.keys() - set(self.processes):
+        waited = time.monotonic() - start >= self.config.timeout_worker_healthcheck
+        self._close_ends_of_workers()
+        for process in before - set(self.processes):
             status = process.exitcode or 0
             how = "" if status >= 0 else f" ({signal.strsignal(-status)})"
-            silence = f" after {self.config.timeout_worker_healthcheck} s without an answer" if before[process] else ""
+            silence = f" after {self.config.timeout_worker_healthcheck} s without an answer" if waited else ""
             text = "worker [%s] ended with status %s%s%s; another starts"
             logging.getLogger("attention").error(text, process.pid, status, how, silence)
         if not self._answers and any(process.is_ready() for process in self.processes):

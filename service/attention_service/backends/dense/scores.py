@@ -155,7 +155,7 @@ class TileComputation:
         if self._plan.terms:
             unseen = xp.max(weights, axis=-1) == -np.inf
             masked = count_rows(self._plan, self._lib, unseen, tile)
-        xp.negative(weights, out=weights)
+        weights *= -1  # np.negative with out is wrong for some views (NumPy 2.4.6)
         xp.exp(weights, out=weights)  # infinite for hidden keys
         weights += 1
         xp.reciprocal(weights, out=weights)

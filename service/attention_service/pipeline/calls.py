@@ -274,7 +274,7 @@ def named_call(
 
 def is_call(decoded: Decoded) -> bool:
     """True for the call of another library."""
-    return not CALL.isdisjoint(_present(decoded))
+    return not CALL.isdisjoint(decoded.fields) and not CALL.isdisjoint(_present(decoded))
 
 
 def _present(decoded: Decoded) -> set[str]:

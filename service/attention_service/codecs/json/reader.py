@@ -145,16 +145,36 @@ class _Reader:
         self._spend(1 + len(found))
         fields: dict[str, Any] = {}
         for key in found.keys():  # noqa: SIM118  (it is no dict)
-            here = child(pointer, key)
             if key in fields:
-                raise DuplicateKey.at(here, "each key once", "the same key again")
+                raise DuplicateKey.at(child(pointer, key), "each key once", "the same key again")
             if "\0" in key:  # simdjson looks for the part before it
-                raise InvalidJSON.at(here, "keys without NUL characters", quote(key))
+                raise InvalidJSON.at(child(pointer, key), "keys without NUL characters", quote(key))
             value: Any = found[key]
-            if type(value) is simdjson.Array and (depth == 1 or pointer == "/arguments"):
-                self.untyped.append(key if depth == 1 else here)
-            fields[key] = self._value(value, here, depth)
+            kind = type(value)
+            if kind is simdjson.Array:
+                if depth == 1 or pointer == "/arguments":
+                    self.untyped.append(key if depth == 1 else child(pointer, key))
+                matrix = None if self._check_elements else self._matrix(value)
+                fields[key] = self._array(value, child(pointer, key), depth) if matrix is None else matrix
+            else:
+                fields[key] = self._fields(value, child(pointer, key), depth) if kind is simdjson.Object else value
         return fields
+
+    def _matrix(self, found: simdjson.Array) -> np.ndarray | None:
+        """A matrix that begins with a float, as most arrays do; None for any other, and if rows differ in length."""
+        rows = len(found)
+        first: Any = found[0] if rows else None
+        if rows > MAX_LENGTH or type(first) is not simdjson.Array:
+            return None
+        columns = len(first)
+        if not 0 < columns <= MAX_LENGTH or type(first[0]) is not float:
+            return None
+        self._spend(rows + 1)
+        shape = rows, columns
+        matrix = _numbers(found, shape, first[0]) if _fits(found, shape, check_elements=False) else None
+        if matrix is not None:
+            self.brackets += rows + 1
+        return matrix
 
     def _spend(self, items: int) -> None:
         """Count keys and lists that are about to be read. Errors: NotQuick."""
@@ -162,12 +182,8 @@ class _Reader:
         if self._left < 0:
             raise NotQuick
 
-    def _value(self, found: Any, pointer: str, depth: int) -> Any:
-        """A value in an object: arrays and typed arrays as ndarrays, all else plain."""
-        if type(found) is simdjson.Array:
-            return self._array(found, pointer, depth)
-        if type(found) is not simdjson.Object:
-            return found
+    def _fields(self, found: simdjson.Object, pointer: str, depth: int) -> Any:
+        """An object in an object: a typed array as ndarray, any other as its fields."""
         fields = self.object(found, pointer, depth + 1)
         return typed_arrays.decode(fields, pointer) if fields.keys() == typed_arrays.KEYS else fields
 
@@ -182,7 +198,7 @@ class _Reader:
                 self.brackets += 1
                 return [self.object(item, child(pointer, i), depth + 1) for i, item in enumerate(items)]
         array = None
-        if isinstance(first, NUMBERS) and _fits(found, shape, self._check_elements):
+        if isinstance(first, NUMBERS) and _fits(found, shape, check_elements=self._check_elements):
             array = _booleans(found, shape) if isinstance(first, bool) else _numbers(found, shape, first)
         del first  # a copy of a text, which may be as long as the body
         if array is None:
@@ -238,7 +254,7 @@ def _too_long(pointer: str) -> InvalidArray:
     return InvalidArray.at(pointer, f"at most {MAX_LENGTH} elements in one row of JSON", "more")
 
 
-def _fits(found: Any, shape: tuple[int, ...], check_elements: bool) -> bool:
+def _fits(found: Any, shape: tuple[int, ...], *, check_elements: bool) -> bool:
     """True if all rows of an array have the lengths that the shape says.
 
     The innermost rows may still hold strings or objects, which no buffer takes, and lists unless `check_elements`.
@@ -252,7 +268,7 @@ def _fits(found: Any, shape: tuple[int, ...], check_elements: bool) -> bool:
         return False
     if len(shape) == 2 and not check_elements:
         return True
-    return all(_fits(row, shape[1:], check_elements) for row in found)
+    return all(_fits(row, shape[1:], check_elements=check_elements) for row in found)
 
 
 def _numbers(found: simdjson.Array, shape: tuple[int, ...], first: float) -> np.ndarray | None:

@@ -85,7 +85,7 @@ WRONG: Final[dict[str, tuple[Callable[[], tuple[Any, dict[str, Any]]], list[str]
     "a named mistake": (tiled_heads, ["proof", "where", "worst", "error", "next"]),
     "no known mistake": (noise, ["where", "worst", "error", "next"]),
     "NaN": (not_a_number, ["where", "worst", "error", "next"]),
-    "gradients": (gradients, ["fact", "where", "worst", "error", "next"]),
+    "gradients": (gradients, ["resembles", "fact", "where", "worst", "error", "next"]),
 }
 
 

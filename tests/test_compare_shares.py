@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from inspect import stack
 from typing import Any, Final
 
 import numpy as np
+import pytest
 
 from attention_service import attend
+from attention_service.comparison.calls.merge_facts import merge_fact
+from attention_service.comparison.calls.question import make_call_question
+from attention_service.comparison.text import in_short
+from attention_service.engines.table import decode
 from attention_service.library import compare
+from attention_service.library.calls import all_processors
 
 RANDOM: Final = np.random.default_rng(0)
 QUERY: Final = RANDOM.normal(size=(2, 4, 20, 32)).astype(np.float32)
@@ -67,3 +75,53 @@ def test_gradients_with_two_mistakes_have_two_names() -> None:
     found = {one.name: one.message for one in compare(sent, **request).hypotheses}
     assert found["causal.absent"] == "The causal mask is not applied. (dq only)"
     assert found["causal.offset_plus_one"] == "A query sees the key after its own position. (dk and dv only)"
+
+
+def test_twice_the_right_numbers_are_not_those_of_another_place() -> None:
+    """A factor of 2 says it; that the right numbers of the same place are added says nothing more."""
+    request = REQUEST | {"grad_output": RANDOM.normal(size=QUERY.shape).astype(np.float32)}
+    right = attend(**request, include=["grad_query", "grad_key", "grad_value"])
+    sent = {"grad_query": 2 * right.grad_query, "grad_key": right.grad_key, "grad_value": right.grad_value}
+    assert [fact.name for fact in compare(sent, **request).facts] == ["factor"]
+
+
+@pytest.mark.parametrize("is_added", [False, True], ids=["in its place", "added to it"])
+def test_rows_of_a_gradient_elsewhere_have_limits_of_their_own(is_added: bool) -> None:
+    """A key that little weight falls on has small gradients, whose errors no limit of the largest one would show."""
+    small = KEY.copy()
+    small[:, :, ::2] -= 12 * QUERY.mean(axis=2, keepdims=True)
+    request = REQUEST | {"key": small, "grad_output": RANDOM.normal(size=QUERY.shape).astype(np.float32)}
+    right = attend(**request, include=["grad_query", "grad_key", "grad_value"])
+    order = np.random.default_rng(1).permutation(64)
+    moved = right.grad_value[:, :, order] + (right.grad_value if is_added else 0)
+    sent = {"grad_query": right.grad_query, "grad_key": right.grad_key, "grad_value": moved}
+    assert [fact.name for fact in compare(sent, **request).facts] == ["elsewhere"]
+
+
+def test_each_row_that_is_fitted_looks_at_the_deadline() -> None:
+    """Parts that are merged by weights of their own in each row."""
+    value = RANDOM.normal(size=(40, 3, 2, 16)).astype(np.float32)
+    sums = RANDOM.normal(size=(40, 3, 2)).astype(np.float32)
+    shares = RANDOM.dirichlet(np.ones(3), size=(40, 2)).transpose(0, 2, 1)[..., None]
+    call = decode("flashinfer.merge_states", {"v": value, "s": sums}, None)
+    asked = make_call_question("flashinfer.merge_states", call, {"output": (shares * value).sum(axis=1)})
+    looked: list[str] = []
+    with all_processors() as backend:
+        fact = merge_fact(asked, [*range(40)], {"output": 1e-6}, backend, lambda: looked.append(stack()[1].function))
+    assert fact is not None
+    assert fact.name == "part_weights"
+    assert looked.count("_fitted") == 80  # rows and heads
+
+
+def test_the_text_says_what_hides_mistakes_and_what_tests_accept() -> None:
+    """Two lines that had to be read twice."""
+    request = REQUEST | {"grad_output": np.ones(QUERY.shape, np.float32)}
+    right = attend(**request, include=["grad_query", "grad_key", "grad_value"])
+    sent = {"grad_query": 2 * right.grad_query, "grad_key": right.grad_key, "grad_value": right.grad_value}
+    assert (
+        "  these inputs hide mistakes: grad_output is 1 everywhere" in in_short(compare(sent, **request)).splitlines()
+    )
+    texts = str(compare(split_kernel()["output"], **REQUEST)).splitlines()
+    passing = [line for line in texts if "would pass it" in line]
+    assert passing
+    assert all(re.search(r"; with these inputs, (1 known mistake|\d+ known mistakes) would", one) for one in passing)

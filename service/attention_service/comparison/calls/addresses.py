@@ -86,7 +86,7 @@ def entries_of(one: Addresses, sequence: int, at: np.ndarray) -> np.ndarray:
     return found
 
 
-def rules(one: Addresses, queries: np.ndarray | None) -> Iterator[tuple[str, Addresses]]:
+def other_addresses(one: Addresses, queries: np.ndarray | None) -> Iterator[tuple[str, Addresses]]:
     """Other addresses that a kernel may read, each with what it says: of rows, entries, pages, slots and memory.
 
     queries: where those of each sequence begin, beside each other; None for slots

@@ -606,6 +606,8 @@ TRUE: Final[dict[str, set[str]]] = {
     "output.unmoved": {"reordered"},
     "padding.ignored": {"other_keys"},  # all of them
     "keys.tail_dropped": {"part_factors"},
+    "keys.half": {"part_factors"},
+    "keys.second_half": {"part_factors"},
     "softmax.no_rescale": {"part_factors"},
     "softmax.accumulator_no_rescale": {"part_factors"},
     "softmax.last_tile": {"part_factors"},

@@ -98,6 +98,16 @@ def test_rows_of_a_gradient_elsewhere_have_limits_of_their_own(is_added: bool) -
     assert [fact.name for fact in compare(sent, **request).facts] == ["elsewhere"]
 
 
+def test_parts_of_the_keys_need_not_be_tiles() -> None:
+    """Three parts of 22, 22 and 20 keys, which a split kernel adds up by wrong weights of each row."""
+    powers = np.exp(scores(32**-0.5))
+    factors = RANDOM.uniform(0.5, 1.5, size=(2, 4, 20, 3)).repeat([22, 22, 20], axis=-1)
+    output = (powers * factors / powers.sum(axis=-1, keepdims=True)) @ VALUE
+    first = compare(output.astype(np.float32), **REQUEST).facts[0]
+    assert (first.name, first.numbers["keys"]) == ("part_factors", [22])
+    assert all(0.5 < one < 1.5 for name in ("least", "most") for one in first.numbers[name])
+
+
 def test_each_row_that_is_fitted_looks_at_the_deadline() -> None:
     """Parts that are merged by weights of their own in each row."""
     value = RANDOM.normal(size=(40, 3, 2, 16)).astype(np.float32)

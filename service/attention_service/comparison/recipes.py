@@ -199,15 +199,21 @@ def recipe_of(case: Case, wanted: Collection[str] = (), tiles: tuple[int, ...] =
 
     It is narrower than the other where that has more than MAX_DIM features.
     """
-    return recipe_of_request(case.spec, case.plan, wanted, tiles)
+    return _recipe(case.spec, case.plan.sizes, case.dtype, wanted, tiles)
 
 
 def recipe_of_request(
     spec: AttentionSpec, plan: Plan, wanted: Collection[str] = (), tiles: tuple[int, ...] = TILES
 ) -> Recipe:
-    """The same of a request. spec: with cotangents, if inputs of gradients are asked for"""
+    """The same of a request in the type of its plan. spec: with cotangents, if inputs of gradients are asked for"""
+    return _recipe(spec, plan.sizes, plan.dtype, wanted, tiles)
+
+
+def _recipe(
+    spec: AttentionSpec, sizes: Sizes, dtype: np.dtype, wanted: Collection[str], tiles: tuple[int, ...]
+) -> Recipe:
     wide = tiles if needs_tiles(wanted) else ()
-    return replace(recipe_for_sizes(spec, plan.sizes, plan.dtype, wide), tiles=tiles)
+    return replace(recipe_for_sizes(spec, sizes, dtype, wide), tiles=tiles)
 
 
 def recipe_as_json(recipe: Recipe) -> str:

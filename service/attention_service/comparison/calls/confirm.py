@@ -22,6 +22,8 @@ from attention_service.comparison.truth import Truth, reference_and_baseline
 
 # Parts that are looked at, of those that are wrong and of those that are right.
 MOST: Final = 8
+# Sequences of a part that are looked at by themselves.
+ALONE: Final = 4
 
 
 def is_in_all(
@@ -68,7 +70,8 @@ def is_of_each(one: Hypothesis, part: np.ndarray, asked: CallQuestion, backend: 
     call = asked.addressed
     lengths = np.stack([call.query.lengths[part], call.keys[part]], axis=1)
     _, first = np.unique(lengths, axis=0, return_index=True)
-    for sequence in part[np.sort(first)][:MOST]:
+    chosen = np.unique(np.linspace(0, len(first) - 1, ALONE).astype(int))  # from the shortest to the longest
+    for sequence in part[first[chosen]]:
         truth, evidence = _evidence(asked, np.array([sequence]), backend, check)
         sent = {name: evidence.sample.of(array) for name, array in truth.actual.canonical.items()}
         if not any(_agrees(evidence, sent, made) for made in _forms(names, evidence)):

@@ -40,6 +40,8 @@ RUNS: Final = 16
 SPLITS: Final = range(2, 9)
 # The factor of a part is known if its sums are as long as so many tolerances.
 NOTICED: Final = 8.0
+# Squares of the lengths of values, of the largest one, below which they are none.
+RANK: Final = 1e-14
 # The share of the squared error that parts explain of which that is known.
 SHARE: Final = 0.5
 # Heads whose numbers are fitted at a time, to so many rows, or to rows of so many scores.
@@ -84,7 +86,7 @@ def told(wrong: Wrong, predict: Predict, lost: float) -> str:
 
 def _parts(wrong: Wrong) -> Iterator[Fact]:
     """Rows are the sums of values that each tile of keys has, times a factor of the row and the tile."""
-    keys, features = wrong.case.plan.sizes.key_length, wrong.right.shape[3]
+    keys, features = wrong.case.plan.sizes.key_length, _rank_of_values(wrong)
     sizes = sorted({*TILES, *(-(-keys // count) for count in SPLITS)}, reverse=True)
     for tile, hidden in itertools.product(sizes, (False, True) if wrong.case.terms else (False,)):
         count = -(-keys // tile) * (1 + hidden)
@@ -96,6 +98,19 @@ def _parts(wrong: Wrong) -> Iterator[Fact]:
                 said = wrong.every(is_wrong=not wrong.rows.all())  # factors are those of wrong rows
                 yield _fact_of_parts(wrong, said, about, tile, hidden)
                 return
+
+
+def _rank_of_values(wrong: Wrong) -> int:
+    """The least number of features of a head that tell values apart: sums of so many values may be any output."""
+    case = wrong.case
+    arrays = (case.past_value, case.value) if case.past_length else (case.value,)
+    ranks = []
+    for batch, head in np.ndindex(*case.value.shape[:2]):
+        case.check()
+        values = [array[batch, head].astype(np.float64) for array in arrays]
+        squares = np.linalg.eigvalsh(sum(array.T @ array for array in values))
+        ranks.append(int(np.count_nonzero(squares > max(wrong.tolerance**2, RANK * squares[-1]))))
+    return min(ranks)
 
 
 def _of_parts(

@@ -276,6 +276,16 @@ def test_mistakes_of_ragged_batches_are_named_first(name: str, answer: Callable[
     assert judged(VARLEN, RAGGED, *varlen(bottom_right)).verdict.status == "correct"
 
 
+@pytest.mark.parametrize("offset", [max(KEYS) - max(QUERIES), KEYS[2] - QUERIES[2]], ids=["of the longest", "of one"])
+def test_a_mistake_of_the_padded_batch_is_said_in_words_of_the_call(offset: int) -> None:
+    """Beside padding the last key is not that of a sequence, and the first entry is the shortest sequence, 2 of 4."""
+    report = judged(VARLEN, RAGGED, *varlen(lambda n: int(offset)))
+    assert first(report) == ("wrong", "causal.other_offset", "proof")
+    said = f"the causal mask has another offset. ({', '.join([str(offset)] * 4)} in sequences 0, 1, 2, 3)"
+    assert said in report.verdict.message
+    assert report.hypotheses[0].change is None  # a call has no such field
+
+
 def test_all_keys_of_a_slot_count() -> None:
     used = np.array([4, 5, 9, 6], np.int32)
     arguments = RAGGED | {"seqused_k": used}

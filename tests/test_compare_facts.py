@@ -113,20 +113,20 @@ OUTPUTS: Final[dict[str, tuple[Callable[[Attention], np.ndarray], str, str, dict
     "padded keys": (
         lambda a: a.with_sum(a.total + 61 * np.exp(-a.top)),
         "extra_sum",
-        "In every row the output is right up to a factor: the sum of its softmax differs by 61.000 keys of score 0: "
-        "padded keys?.", {"numbers": [61]},
+        "In every row the output is right up to a factor: the sum of its softmax is too large by 61.000, where "
+        "a key of score 0 adds 1 (padded keys?).", {"numbers": [61]},
     ),
     "a sum that starts at 1": (
         lambda a: a.with_sum(a.total + 1),
         "extra_sum",
-        "In every row the output is right up to a factor: the sum of its softmax differs by 1.0000 times its largest "
-        "exponential.", {"numbers": [1]},
+        "In every row the output is right up to a factor: the sum of its softmax is too large by 1.0000 times its "
+        "largest exponential.", {"numbers": [1]},
     ),
     "hidden keys in the sum": (
         lambda a: a.with_sum(a.total + a.hidden.sum(axis=-1) * np.exp(-a.top)),
         "extra_sum",
-        "In every row the output is right up to a factor: the sum of its softmax differs by 1.000 keys of score 0 for "
-        "each hidden key.", {"numbers": [1]},
+        "In every row the output is right up to a factor: the sum of its softmax is too large by 1.000 for each "
+        "hidden key, where a key of score 0 adds 1.", {"numbers": [1]},
     ),
     "zeros": (
         lambda a: part(a.output, slice(5, 9), np.zeros_like),
@@ -606,6 +606,8 @@ TRUE: Final[dict[str, set[str]]] = {
     "output.unmoved": {"reordered"},
     "padding.ignored": {"other_keys"},  # all of them
     "keys.tail_dropped": {"part_factors"},
+    "keys.half": {"part_factors"},
+    "keys.second_half": {"part_factors"},
     "softmax.no_rescale": {"part_factors"},
     "softmax.accumulator_no_rescale": {"part_factors"},
     "softmax.last_tile": {"part_factors"},

@@ -18,7 +18,7 @@ from tests.test_compare_calls import DECODE, PAGES, decoded, judged
 
 pytestmark = pytest.mark.usefixtures("without_suggestions")
 # Some that are found quickly: of entries and of memory.
-QUICK = ("entry.not_read", "stride.narrow")
+QUICK = ("entry.not_read", "stride.narrow", "slot.swizzled")
 QUICK_MERGES = ("empty.weighs_in_output", "sums.of_next_head")
 
 

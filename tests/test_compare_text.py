@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,8 +16,10 @@ import pytest
 
 from attention_service import assert_attention, assert_call, attend
 from attention_service.cli import main
+from attention_service.codecs.decoded import Decoded
 from attention_service.commands.files import write_request
 from attention_service.comparison.next_command import next_command
+from attention_service.comparison.question import make_question
 from attention_service.comparison.text import in_short
 from attention_service.library import WrongOutput, compare
 from attention_service.schemas.compare import CompareReport, Fact, ReportedHypothesis
@@ -85,7 +88,7 @@ WRONG: Final[dict[str, tuple[Callable[[], tuple[Any, dict[str, Any]]], list[str]
     "a named mistake": (tiled_heads, ["proof", "where", "worst", "error", "next"]),
     "no known mistake": (noise, ["where", "worst", "error", "next"]),
     "NaN": (not_a_number, ["where", "worst", "error", "next"]),
-    "gradients": (gradients, ["fact", "where", "worst", "error", "next"]),
+    "gradients": (gradients, ["resembles", "fact", "where", "worst", "error", "next"]),
 }
 
 
@@ -129,9 +132,10 @@ def test_the_next_command_runs(make: Callable[[], tuple[Any, dict[str, Any]]], f
     """From a test, whose request is in no file, and with a file."""
     answer, fields = make()
     report = compare(answer, **fields)
-    assert run_next(in_short(report, next_command(report))) in (0, 1, 2)
+    question = make_question(Decoded({"layout": "bhld"} | fields, frozenset()))
+    assert run_next(in_short(report, next_command(report, question))) in (0, 1, 2)
     write_request({name: value for name, value in fields.items() if name != "time_limit"}, Path("request.npz"))
-    text = in_short(report, next_command(report, "request.npz"))
+    text = in_short(report, next_command(report, question, "request.npz"))
     assert run_next(text) in (0, 1)
     assert "--like request.npz" not in text or Path("made.npz").exists()
 
@@ -200,6 +204,100 @@ def test_a_report_of_all_parts_has_twelve_lines_at_most() -> None:
     )
     report.hypotheses, report.facts = [named] * 5, [Fact(array="output", name="moved", message="So.", numbers={})] * 16
     report.power.weak = ["grad_output is 1 everywhere"]
-    lines = in_short(report, next_command(report)).splitlines()
+    question = make_question(Decoded(CAUSAL | {"layout": "bhld"}, frozenset()))
+    lines = in_short(report, next_command(report, question)).splitlines()
     assert len(lines) == 12
     assert max(map(len, lines)) < 400
+
+
+# Kernels that need the options that their requests have, and know no others; each has a mistake.
+STRICT: Final = """
+import numpy as np
+from attention_service import attend
+
+def with_sinks(query, key, value, sinks):
+    return attend(query, key, value, sinks=sinks, scale=1 / query.shape[-1]).output
+
+def unmasked(query, key, value):
+    return attend(query, key, value, scale=1 / query.shape[-1]).output
+
+def half_of(key):
+    return slice(key.shape[2] // 2), slice(key.shape[2] // 2, None)
+
+def merged(query, key, value):  # two halves of the keys by equal weights
+    halves = [attend(query, key[:, :, part], value[:, :, part]).output for part in half_of(key)]
+    return (halves[0] + halves[1]) / 2
+
+def causal(query, key, value, is_causal, window):
+    left = window["left"] - 1
+    return attend(query, key, value, is_causal=is_causal, window={"left": left}).output
+
+def capped(query, key, value, softcap, scale):
+    return attend(query, key, value, softcap=softcap, scale=scale * 2).output
+
+def sigmoid(query, key, value, normalization):
+    return attend(query, key, value, normalization=normalization, scale=1 / query.shape[-1]).output
+
+def unknown(query, key, value, sinks):
+    output = attend(query, key, value, sinks=sinks).output
+    return output + np.sin(np.arange(output.size)).reshape(output.shape) / 50
+
+def backward(query, key, value, is_causal, grad_output):
+    found = attend(query, key, value, is_causal=is_causal, grad_output=grad_output, gradients="all")
+    return {"grad_query": 2 * found.grad_query, "grad_key": found.grad_key, "grad_value": found.grad_value}
+
+def unknown_backward(query, key, value, grad_output):
+    found = attend(query, key, value, grad_output=grad_output, gradients="all")
+    grad = found.grad_key + np.sin(np.arange(found.grad_key.size)).reshape(found.grad_key.shape) / 50
+    return {"grad_query": found.grad_query, "grad_key": grad, "grad_value": found.grad_value}
+"""
+SINKS: Final = {"sinks": np.array([0.5, -1, 2, 0], np.float32)}
+COTANGENT: Final = {"grad_output": RANDOM.normal(size=(2, 4, 40, 16)).astype(np.float32)}
+OPTIONS: Final[dict[str, dict[str, Any]]] = {
+    "with_sinks": SINKS,
+    "unmasked": {},
+    "merged": {},
+    "causal": {"is_causal": True, "window": {"left": 9}},
+    "capped": {"softcap": 5.0, "scale": 0.3},
+    "sigmoid": {"normalization": "sigmoid"},
+    "unknown": SINKS,
+    "backward": {"is_causal": True} | COTANGENT,
+    "unknown_backward": COTANGENT,
+}
+
+
+def run_words(text: str, name: str) -> tuple[int, list[str]]:
+    """The exit status and the words of the command that a text ends with."""
+    words = shlex.split(text.splitlines()[-1].removeprefix("  next: "), comments=True)
+    assert words[0] == "attention-service"
+    return main([word.replace("MODULE:FUNCTION", f"strict_kernels:{name}") for word in words[1:]]), words
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_file", [True, False], ids=["a file", "a test"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_each_next_command_leads_on(
+    name: str, has_file: bool, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each command runs, from a file or a test, until none is printed, and the kernel takes what it made."""
+    (folder / "strict_kernels.py").write_text(STRICT)
+    fields = ARRAYS | OPTIONS[name]
+    write_request(fields, Path("request.npz"))
+    text = printed(capsys, "compare", "request.npz", f"strict_kernels:{name}")
+    if not has_file:
+        kernel = getattr(import_module("strict_kernels"), name)
+        with pytest.raises(WrongOutput) as error:
+            assert_attention(kernel(**fields), **fields)
+        text = str(error.value)
+    seen: list[list[str]] = []
+    while parts(text)[-1:] == ["next"]:
+        status, words = run_words(text, name)
+        assert status in (0, 1), text
+        assert words not in seen
+        seen.append(words)
+        if words[1] != "inputs":
+            break  # a suite, or laws: the function was judged by them
+        assert status == 0, text
+        text = printed(capsys, "compare", "made.npz", f"strict_kernels:{name}")
+        assert text.startswith(("wrong: ", "imprecise: ")), text
+    assert seen

@@ -47,7 +47,7 @@ def test_a_new_term_is_known_to_comparisons_suites_page_and_docs(tmp_path: Path)
     assert not said["survives"]
     seen, then = said["weak"].splitlines()
     assert seen == "Nothing wrong was seen; these inputs cannot show: stairs"
-    assert "next: attention-service inputs --kills stairs.absent " in then
+    assert "' --kills stairs.absent --output made.npz" in then
     assert said["made"].keys() >= {"stairs", "query_offset"}
     assert said["shown by the made input"]
     assert {29, 30, 59, 60, 89, 90} <= {*said["rows"]}

@@ -49,6 +49,7 @@ class Store:
     of: Callable[[Store, int, int], int] | None = None
     bits: int = 0
     order: Callable[[int, int], int] | None = None
+    swizzle: int = 0
 
     def entry(self, n: int, i: int) -> int:
         if self.of is not None:
@@ -63,7 +64,7 @@ class Store:
         t = self.first[n] + (t if self.order is None else self.order(t, length))
         if t < 0:
             raise Outside
-        return self.entry(n, t // self.size), t % self.size
+        return self.entry(n, t // self.size), (t % self.size) ^ self.swizzle
 
     def read(self, n: int, length: int) -> Array:
         """(length, heads, features)"""
@@ -657,6 +658,14 @@ def reversed_tokens(kernel: Kernel, stores: list[Store], random: np.random.Gener
         one.order = lambda t, length: length - 1 - t
 
 
+def slot_swizzled(kernel: Kernel, stores: list[Store], random: np.random.Generator) -> None:
+    size = kernel.k.size
+    need(is_paged(kernel) and size > 1 and size & (size - 1) == 0)
+    by = 2 ** int(random.integers(size.bit_length() - 1))
+    for one in stores:
+        one.swizzle = by
+
+
 def no_first(kernel: Kernel, stores: list[Store], random: np.random.Generator) -> None:
     need(any(kernel.k.first))
     for one in stores:
@@ -823,6 +832,7 @@ MISTAKES: Final[dict[str, tuple[Change, tuple[str, ...], bool]]] = {
     "size.other": (size_other, ("pages.size",), True),
     "slot.shifted": (slot_shifted, (), True),
     "slot.reversed": (reversed_tokens, (), True),
+    "slot.swizzled": (slot_swizzled, (), True),
     "slot.no_first": (no_first, (), True),
     "stride.page": (page_stride, (), True),
     "stride.axes": (other_axes, (), True),

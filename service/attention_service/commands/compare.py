@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,6 +13,7 @@ from attention_service.commands import formats, on_ray, targets
 from attention_service.commands.terminal import FAILED, PATIENCE, CommandError, Progress, natural, reported
 
 if TYPE_CHECKING:  # commands import what they need when they run
+    from attention_service.comparison.truth import Question
     from attention_service.schemas.compare import CompareReport
 
 # Exit statuses by the status of a verdict.
@@ -58,7 +58,9 @@ def add_commands(add: Callable[..., Any]) -> None:
     )
     inputs.add_argument("--seed", type=natural, default=0, help="the same seed makes the same request (default: 0)")
     inputs.add_argument("--kills", nargs="+", metavar="NAME", default=(), help="mistakes that it must show")
-    inputs.add_argument("--like", metavar="REQUEST", help="file with a request whose options it has, or -")
+    like = inputs.add_mutually_exclusive_group()
+    like.add_argument("--like", metavar="REQUEST", help="file with a request whose options it has, or -")
+    like.add_argument("--recipe", metavar="JSON", help="options and sizes, as a report without a file prints them")
     sizes = {"keys": "keys, with the past", "heads": "query heads", "head-dim": "features of a head"}
     for name, what in sizes.items():
         inputs.add_argument(f"--{name}", type=natural, metavar="N", help=f"how many {what}")
@@ -75,7 +77,7 @@ def run_compare(options: argparse.Namespace) -> int:
             return _run_recordings(options, [*map(Path, names)], suite)
         function = options.actual if options.actual is not None and targets.is_target(options.actual) else None
         request = None if options.request == "-" else options.request
-        return _print_report(_report(options), suite, options.format, request, function)
+        return _print_report(*_report(options), suite, options, request, function)
 
 
 def _run_recordings(options: argparse.Namespace, paths: list[Path], suite: str) -> int:
@@ -95,29 +97,39 @@ def _run_recordings(options: argparse.Namespace, paths: list[Path], suite: str) 
         raise CommandError(f"--call: expected one recording, got {len(paths)}", FAILED)
     with reported(invalid=FAILED, unreadable=FAILED), Progress(PATIENCE) as progress, all_processors() as backend:
         report = recorded_report(chosen_call(paths[0], options.call, FAILED), backend, counted(progress))
-    return _print_report(report, suite, options.format)
+    return _print_report(report, None, suite, options)
 
 
 def _print_report(
-    report: CompareReport, suite: str, format_name: str, request: str | None = None, function: str | None = None
+    report: CompareReport,
+    question: Question | None,
+    suite: str,
+    options: argparse.Namespace,
+    request: str | None = None,
+    function: str | None = None,
 ) -> int:
-    """Print a report in a format, and return the exit status. request: its file; function: the kernel, if it is one"""
+    """Print a report in the format of the command, and return the exit status.
+
+    question: that it answers, None for a call; request: the file of it; function: the kernel, if it is one
+    """
     from attention_service.comparison.next_command import next_command
     from attention_service.comparison.text import in_short
 
-    if format_name in formats.FORMATS:
-        print(formats.FORMATS[format_name](suite, formats.checks_of_report(report)))
-    elif format_name == "json":
+    if options.format in formats.FORMATS:
+        print(formats.FORMATS[options.format](suite, formats.checks_of_report(report)))
+    elif options.format == "json":
         print(report.model_dump_json(indent=2))
     else:
-        print(in_short(report, next_command(report, request, function)))
+        takes_tensors = options.torch or options.device is not None
+        then = next_command(report, question, request, function, takes_tensors=takes_tensors)
+        print(in_short(report, then))
     verdicts = [report.verdict] if report.against is None else [report.verdict, report.against.verdict]
     statuses = {STATUSES[verdict.status] for verdict in verdicts}
     return 1 if 1 in statuses else max(statuses)
 
 
-def _report(options: argparse.Namespace) -> CompareReport:
-    """The report that the command asks for. Errors: CommandError."""
+def _report(options: argparse.Namespace) -> tuple[CompareReport, Question | None]:
+    """The report that the command asks for, and its question, None for that of a call. Errors: CommandError."""
     from attention_service.commands.files import read_arrays, read_request
     from attention_service.comparison.actual import NAMES
     from attention_service.comparison.calls.compare import compare_call
@@ -151,21 +163,21 @@ def _report(options: argparse.Namespace) -> CompareReport:
         if is_call(decoded):
             asked = call_question(decoded)
             with all_processors() as backend:
-                return make_call_report(compare_call(asked, backend, counted(progress)))
+                return make_call_report(compare_call(asked, backend, counted(progress))), None
         question = make_question(decoded)
         with all_processors() as backend:
-            return make_report(compare_question(question, backend, counted(progress)))
+            return make_report(compare_question(question, backend, counted(progress))), question
 
 
 def run_inputs(options: argparse.Namespace) -> int:
     """Write the request of the command, and return the exit status: 1 if it does not show all that it should."""
     from attention_service.commands.files import read_request, write_request
     from attention_service.comparison.candidates import MESSAGES
-    from attention_service.comparison.case import TILES, make_case
+    from attention_service.comparison.case import TILES
     from attention_service.comparison.inputs import make_input, suggest
     from attention_service.comparison.mutants import MUTANTS
     from attention_service.comparison.question import make_question
-    from attention_service.comparison.recipes import recipe_for, recipe_of, resized
+    from attention_service.comparison.recipes import recipe_for, recipe_from_json, recipe_of_request, resized
     from attention_service.pipeline.json_fields import json_fields
 
     for name in options.kills:
@@ -178,9 +190,9 @@ def run_inputs(options: argparse.Namespace) -> int:
         recipe = recipe_for(options.kills, tiles)
         if options.like is not None:
             question = make_question(read_request(Path(options.like)))
-            spec = question.spec if question.gradients is None else question.gradients.spec
-            case = replace(make_case(question.spec, question.plan.dtype), spec=spec)  # with cotangents
-            recipe = recipe_of(case, options.kills, tiles)
+            recipe = recipe_of_request(question.asked, question.plan, options.kills, tiles)
+        elif options.recipe is not None:
+            recipe = recipe_from_json(options.recipe, tiles)
         recipe = resized(recipe, keys=options.keys, heads=options.heads, head_dim=options.head_dim)
         fields, shown = make_input(recipe, options.seed), tuple(options.kills)
         if options.kills:

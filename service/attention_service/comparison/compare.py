@@ -241,6 +241,7 @@ def learn(
     wrong = frozenset(name for name in actual.canonical if truth.judged[name].ratio > CORRECT)
     sample = choose_sample(case, wrong_rows(actual, right, wrong) if wrong else None, most_scores(compared))
     evidence = Evidence.of(case, sample, actual.canonical or None, compared, wrong)
+    evidence = evidence.of_seen(name for name in wrong if truth.judged[name].largest > CORRECT)
     mutants = list(candidates(case, sample, evidence.right, check))
     limits = {name: truth.judged[name].limit for name in actual.canonical}
     if wrong:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from threading import Event
 from typing import Final
@@ -13,7 +13,7 @@ import numpy as np
 from attention_service.backends.base import Check
 from attention_service.comparison.baseline import CORRECT, Arrays, arrays_of, baselines
 from attention_service.comparison.candidates import Candidate, ratio, unexplained
-from attention_service.comparison.case import Case
+from attention_service.comparison.case import INEXPRESSIBLE, Case
 from attention_service.comparison.errors import distance, distances
 from attention_service.comparison.sample import Sample, blocks, everything
 from attention_service.comparison.solve import solve
@@ -36,11 +36,13 @@ class Hypothesis:
     """A mistake, or several, that may explain an output.
 
     also:      names of other mistakes that have the same answer to this request
-    explained: 1 - |actual - mutant|² / |actual - reference|²; for coarse rounding the share of the size of the error
+    explained: 1 - |actual - mutant|² / |actual - reference|²; for coarse rounding the share of the size of the error;
+               the least of the wrong arrays, or of those of `part`
     ratio:     distance of the output to that of the mutant, in baselines: the mutant's own for the best hypotheses
     is_proof:  True if each array is within two baselines of the mutant's, one of them is ten times closer to it than to
                the reference, and no mistake is one of rounding. In a report also: if this holds on all rows, which is
                checked for the first three; after one holds, no other is a proof.
+    part:      the wrong arrays that it explains, if it does not explain others; empty if it is one of all
     """
 
     candidate: Candidate
@@ -48,6 +50,7 @@ class Hypothesis:
     ratio: float
     is_proof: bool
     also: tuple[str, ...] = ()
+    part: tuple[str, ...] = ()
 
     @property
     def is_told(self) -> bool:
@@ -60,15 +63,18 @@ class Hypothesis:
         return self.explained >= ALMOST or self.ratio <= CORRECT
 
     @property
-    def rank(self) -> tuple[bool, bool, int, int, float]:
+    def rank(self) -> tuple[bool, bool, int, int, int, float]:
         """The order of hypotheses: proofs, then what explains enough to be told, with fewer mistakes first.
+
+        What explains all wrong arrays comes before what explains the output alone, and that before other arrays.
 
         Rounding explains by chance what is nearly right: it comes after what explains almost all, but before a factor
         of the output that leaves some, as rounding may make all numbers too small, too.
         """
         is_loose = "output.scaled" in self.candidate.names and self.ratio > CORRECT
         place = 1 if self.candidate.rounds else 0 if self.is_close and not is_loose else 2
-        return not self.is_proof, not self.is_told, len(self.candidate.names), place, -self.explained
+        of = 0 if not self.part else 1 if "output" in self.part else 2
+        return not self.is_proof, not self.is_told, of, len(self.candidate.names), place, -self.explained
 
 
 @dataclass(frozen=True)
@@ -102,13 +108,24 @@ class Evidence:
         sent = {} if actual is None else {name: sample.of(actual[name]) for name in right}
         return cls(case, sample, sent, right, baselines(case, sample, right, case.dtype), wrong & right.keys())
 
+    def of_seen(self, far: Iterable[str]) -> Evidence:
+        """The evidence without wrong arrays that are right in the sample. far: those whose largest error is wrong"""
+        limits = {name: CORRECT * self.baselines[name] for name in far if name in self.wrong}
+        right = {name for name, most in limits.items() if distance(self.actual[name], self.right[name]) <= most}
+        return replace(self, wrong=self.wrong - right)
+
     def answer(self, names: tuple[str, ...], case: Case) -> Candidate:
         """The candidate that a wrong case is."""
         return Candidate(names, case, {**self.right, **arrays_of(solve(case, self.sample), self.right)})
 
     def unexplained(self, arrays: Arrays) -> float:
         """The squared error of the wrong arrays that is left beside those of a mutant, in baselines."""
-        return unexplained({name: self.actual[name] for name in self.wrong}, arrays, self.baselines)
+        return sum(self._left(arrays).values())
+
+    def _left(self, arrays: Arrays) -> dict[str, float]:
+        """The same of each array: the errors of one may be millions of times those of another, and hide them."""
+        names = (name for name in self.actual if name in self.wrong)
+        return {name: unexplained({name: self.actual[name]}, arrays, self.baselines) for name in names}
 
     def contradicts(self, candidate: Candidate) -> bool:
         """True if a mistake would change an array that is right: the kernel did not make it."""
@@ -120,24 +137,31 @@ class Evidence:
     def judge(self, candidate: Candidate) -> Hypothesis:
         """The hypothesis that a candidate is, by the baselines of the reference."""
         if candidate.rounds:
-            explained = self._share_of_size(candidate)
-        else:
-            error = self.unexplained(self.right)
-            explained = 1 - self.unexplained(candidate.arrays) / error if error else 0.0
-        return self._judged(candidate, explained, self.baselines)
+            return self._judged(candidate, self._share_of_size(candidate), self.baselines)
+        left, of_right = self._left(candidate.arrays), self._left(self.right)
+        shares = {name: 1 - left[name] / error if error else 0.0 for name, error in of_right.items()}
+        part = explained_part(shares)
+        if part:
+            others = {name: self.right[name] for name in candidate.arrays.keys() - {*part}}
+            case = candidate.case.changed(INEXPRESSIBLE, detail=f"{' and '.join(part)} only")
+            candidate = replace(candidate, case=case, arrays={**candidate.arrays, **others})
+        explained = min((shares[name] for name in part or shares), default=0.0)
+        return self._judged(candidate, explained, self.baselines, part)
 
     def refined(self, one: Hypothesis) -> Hypothesis:
         """A hypothesis by the baselines of its own case, which are larger where its scores are."""
-        if one.ratio <= CORRECT / 2 or one.explained < CLOSE:
+        if one.ratio <= CORRECT / 2 or one.explained < CLOSE or one.part:
             return one
         own = baselines(one.candidate.case, self.sample, one.candidate.arrays, self.case.dtype)
         return self._judged(one.candidate, one.explained, own)
 
-    def _judged(self, candidate: Candidate, explained: float, limits: Mapping[str, float]) -> Hypothesis:
+    def _judged(
+        self, candidate: Candidate, explained: float, limits: Mapping[str, float], part: tuple[str, ...] = ()
+    ) -> Hypothesis:
         found = ratio(self.actual, candidate.arrays, limits)
         is_closer = any(self._is_closer(candidate, name) for name in self.actual)
-        proves = found <= CORRECT and is_closer and not candidate.rounds and self._can_prove(candidate)
-        return Hypothesis(candidate, explained, found, proves)
+        proves = found <= CORRECT and is_closer and not (candidate.rounds or part) and self._can_prove(candidate)
+        return Hypothesis(candidate, explained, found, proves, part=part)
 
     def _can_prove(self, candidate: Candidate) -> bool:
         """False for one query and one key, which many mistakes agree on, and where a fitted number explains no more
@@ -174,6 +198,16 @@ class Evidence:
             return False  # many mistakes make nothing but NaN
         to_mutant = distance(self.actual[name], candidate.arrays[name])
         return to_mutant * PROOF < distance(self.actual[name], self.right[name])
+
+
+def explained_part(shares: Mapping[str, float]) -> tuple[str, ...]:
+    """The wrong arrays that a mistake explains almost all of, if it does not explain others; none if it is one of all.
+
+    shares: of the error of each wrong array that the mistake explains
+    """
+    if all(share >= LEAST for share in shares.values()):
+        return ()
+    return tuple(name for name, share in shares.items() if share >= ALMOST)
 
 
 def holds(one: Hypothesis, evidence: Evidence, actual: Arrays, limits: Mapping[str, float], check: Check) -> bool:

@@ -28,6 +28,8 @@ ALIKE: Final = 4
 # Rows are wrong in order, by the keys that they see, if so many other rows could have been wrong in their place.
 CHOICES: Final = 1000
 TILES: Final = (128, 64, 32, 16, 8)
+# The unit of sums of the softmax.
+ZEROS: Final = ", where a key of score 0 adds 1"
 
 
 def find_facts(arrays: list[Wrong]) -> list[Fact]:
@@ -76,8 +78,8 @@ def _extra_sum(wrong: Wrong, usable: np.ndarray) -> Iterator[Fact]:
     forms = {"": np.ones(usable.shape)}
     if wrong.has_rows and wrong.case.plan.normalization == "softmax":
         zero, hidden = np.exp(-wrong.about["logsumexp"]), wrong.case.plan.sizes.key_length - wrong.about["seen"]
-        forms = {"keys of score 0": zero, "times its largest exponential": wrong.about["weight"]} | forms
-        forms["keys of score 0 for each hidden key"] = zero * hidden
+        forms = {ZEROS: zero, " times its largest exponential": wrong.about["weight"]} | forms
+        forms[f" for each hidden key{ZEROS}"] = zero * hidden
     for axes, (name, x) in itertools.product(((0, 1, 2), (0, 2)), forms.items()):
         fits = usable & np.isfinite(x)
         extra = np.where(fits, x * (products - own), 0).sum(axes, keepdims=True)
@@ -87,12 +89,18 @@ def _extra_sum(wrong: Wrong, usable: np.ndarray) -> Iterator[Fact]:
             numbers = (extra.ravel() if name else by[0, :, 0])[:LISTED]
             errors = wrong.errors(by) / np.where(fits, np.abs(x) * by**2 if name else 1, 0)
             errors = np.where(usable.any(axes), errors.min(axes), 0).ravel()  # 1, or 0, in heads that are right
-            text = ", ".join(map(shown, numbers, errors))
             heads = f" of {plural_of(wrong.axes[1])} 0 to {len(numbers) - 1}" if len(numbers) > 1 else ""
-            what = f"is right up to a factor: the sum of its softmax differs by {text} {name}"
-            what += ": padded keys?" if name == "keys of score 0" and not heads and numbers[0] > 0.5 else ""
-            what = what if name else f"is {text} times the right one"
+            what = f"is {', '.join(map(shown, numbers, errors))} times the right one"
+            if name:
+                what = f"is right up to a factor: the sum of its softmax is {_off_by(numbers, errors)}{name}"
+                what += " (padded keys?)" if name == ZEROS and not heads and numbers[0] > 0.5 else ""
             yield wrong.fact("extra_sum" if name else "head_factor", f"{said} {{}}{heads} {what}", numbers=numbers)
+
+
+def _off_by(numbers: np.ndarray, errors: np.ndarray) -> str:
+    """How far sums are off, in words. numbers: with their errors"""
+    signs = "too small by" if (numbers <= 0).all() else "too large by" if (numbers >= 0).all() else "off by"
+    return f"{signs} {', '.join(map(shown, numbers if signs == 'off by' else np.abs(numbers), errors))}"
 
 
 def overflow(wrong: Wrong) -> Iterator[Fact]:

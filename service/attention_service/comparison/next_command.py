@@ -6,45 +6,83 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from attention_service.comparison.actual import is_gradient
 from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.power import is_left_out
+from attention_service.comparison.recipes import MADE, is_given, recipe_as_json, recipe_of_request
+from attention_service.comparison.truth import Question
 from attention_service.schemas.compare import CompareReport
 
+# Fields that say what is computed, beside those of MADE.
+OTHERS: Final = frozenset({"normalization", "past_key", "past_value", "query_offset", "scale"})
 # A function of the user's whose name is not known.
 ANY_FUNCTION: Final = "MODULE:FUNCTION"
 
 
-def next_command(report: CompareReport, request: str | None = None, function: str | None = None) -> str | None:
+def next_command(
+    report: CompareReport,
+    question: Question | None = None,
+    request: str | None = None,
+    function: str | None = None,
+    *,
+    takes_tensors: bool = False,
+) -> str | None:
     """The command line that helps most after a report, with a comment that says what for; None if nothing is left open.
 
-    request: the file of the request, None if there is none; function: the kernel as `module:function`, if it is known
+    question: that the report answers, None for that of a call; request: its file, None if there is none
+    function: the kernel as `module:function`, if it is known; takes_tensors: True if it takes tensors of torch
     """
-    if "call" in report.metadata:  # whose laws and parts no command checks: `call_laws` does
+    if question is None or "call" in report.metadata:  # whose laws and parts no command checks: `call_laws` does
         return None
-    target, like = ANY_FUNCTION if function is None else function, request
-    is_wrong = report.verdict.status in ("wrong", "imprecise")
-    names = _made_for(report) if is_wrong else ()
-    if names:
-        return _inputs(
-            like, names, "small inputs that show this mistake" if len(names) == 1 else "small inputs that show them"
-        )
-    if report.verdict.status == "imprecise":
-        return f"attention-service conformance run {target} --dtypes float32  # right there: only the rounding is wrong"
-    if is_wrong and like is not None:
-        return _inputs(like, (), "small inputs with these options")
-    if is_wrong and any(map(is_gradient, report.errors)):
-        return f"attention-service conformance run {target} --torch --only grad_output  # gradients, case by case"
-    if is_wrong:
-        return f"attention-service conformance laws {target}  # the laws that it breaks, with their smallest inputs"
+    if report.verdict.status in ("wrong", "imprecise"):
+        return _of_wrong(report, question, request, function or ANY_FUNCTION, " --torch" if takes_tensors else "")
     if report.power.options:
-        return _inputs(like, _known(filter(is_left_out, report.power.survivors)), "inputs that show them")
-    if report.next_input is None or like is None:
+        names = _known(filter(is_left_out, report.power.survivors))
+        return _inputs(question, request, names, "inputs that show them")
+    if report.next_input is None or request is None:
         return None
     # One mistake of tiles makes the input as long as all of them do.
     shown = sorted(report.next_input.kills, key=lambda name: not (name in MUTANTS and MUTANTS[name].by_tile))
     what = f"shows {len(shown)} of the mistakes that these inputs do not"
-    return _inputs(like, _known(shown)[:1], what, report.next_input.seed)
+    return _inputs(question, request, _known(shown)[:1], what, report.next_input.seed)
+
+
+def _of_wrong(
+    report: CompareReport, question: Question, request: str | None, target: str, called_with: str
+) -> str | None:
+    """The command after a wrong or imprecise answer. called_with: options of commands that call the function"""
+    names = _made_for(report)
+    made = recipe_of_request(question.asked, question.plan, names)
+    # An input that was made from a request has the sizes of those that are made from it.
+    leads_on = made.sizes != question.plan.sizes or _are_told_apart(report, names)
+    if not leads_on and any(one.certainty == "proof" for one in report.hypotheses):
+        return None
+    if names and leads_on:
+        what = "small inputs that show this mistake" if len(names) == 1 else "small inputs that show them"
+        seed = report.next_input.seed if report.next_input and _are_told_apart(report, names) else 0
+        return _inputs(question, request, names, what, seed)
+    run = f"attention-service conformance run {target}{called_with}"
+    if report.verdict.status == "imprecise":
+        return f"{run} --dtypes float32  # right there: only the rounding is wrong"
+    if leads_on:
+        return _inputs(question, request, (), "small inputs with these options")
+    options = _options(question)
+    if options and "output_norm" not in options:  # of which suites have no cases
+        return f"{run} --only {' '.join(options)}  # cases with these options"
+    laws = f"attention-service conformance laws {target}{called_with}"
+    return f"{laws}  # the laws that it breaks, with their smallest inputs"
+
+
+def _are_told_apart(report: CompareReport, names: tuple[str, ...]) -> bool:
+    """True if the next input shows which of several mistakes is made."""
+    return len(names) > 1 and report.next_input is not None and {*names} <= {*report.next_input.kills}
+
+
+def _options(question: Question) -> list[str]:
+    """The fields of the request that cases of a suite are chosen by: what is computed beside query, key and value."""
+    given = {name: value for name, value in question.asked._asdict().items() if is_given(value)}
+    if given["normalization"] == "softmax":
+        del given["normalization"]
+    return sorted((MADE | OTHERS) & given.keys())
 
 
 def _made_for(report: CompareReport) -> tuple[str, ...]:
@@ -59,8 +97,10 @@ def _known(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if name in MUTANTS and not name.startswith("precision.")))
 
 
-def _inputs(like: str | None, names: Sequence[str], what: str, seed: int = 0) -> str:
-    """The command that makes inputs. like: a file with the options that they have; what: they are for"""
-    words = ["attention-service", "inputs", *([] if like is None else ["--like", like])]
+def _inputs(question: Question, request: str | None, names: Sequence[str], what: str, seed: int = 0) -> str:
+    """The command that makes inputs with the options of a request. request: its file; what: the inputs are for"""
+    recipe = recipe_of_request(question.asked, question.plan, names)
+    words = ["attention-service", "inputs"]
+    words += ["--recipe", recipe_as_json(recipe)] if request is None else ["--like", request]
     words += [*(["--seed", str(seed)] if seed else []), *(["--kills", *names] if names else []), "--output", "made.npz"]
     return f"{shlex.join(words)}  # {what}"

@@ -53,6 +53,7 @@ def moved(wrong: Wrong) -> Iterator[Fact]:
         (sent,), tolerance = _sent(wrong, at, is_added=is_added)
         near = (distances(wrong.right, sent) <= tolerance).all(axis=-1)
         steps = (np.argwhere(near) - np.array(at).ravel()).tolist()
+        steps = [step for step in steps if any(step)]  # twice its own number is a factor
         for step in steps if len(steps) <= LISTED else ():
             rolled = np.roll(wrong.right, [-by for by in step], axis=(0, 1, 2))
             if said := _said(wrong, math.log2(wrong.rows.size), rolled, is_added=is_added):
@@ -76,6 +77,8 @@ def permuted(wrong: Wrong) -> Iterator[Fact]:
         near = np.where(kept, wrong.right[at][:, order], 0)
         if kept.sum() < 2 or len(set(order.tolist())) < 2 or not (distances(sent, near) <= tolerance).all():
             continue
+        if kept.all() and (order == np.arange(length)).all():
+            continue  # twice its own numbers is a factor
         others = np.where(kept, wrong.right[..., order], 0)
         if said := _said(wrong, length * math.log2(length + 1), others, is_added=is_added):
             is_order = len(set(order[kept].tolist())) == kept.sum()
@@ -170,7 +173,7 @@ def _read(
 
 def elsewhere(wrong: Wrong) -> Iterator[Fact]:
     """Each wrong row, or part of its features, is the right one of some other place, or 0; or that is added to it."""
-    apart = distances(wrong.actual, wrong.right) > wrong.tolerance
+    apart = distances(wrong.actual, wrong.right) > wrong.bounds
     features = np.flatnonzero(apart.any(axis=(0, 1, 2)))
     for count, is_added in itertools.product(CUTS, (False, True)):
         is_cut = len(features) % count == 0 and (count == 1 or len(features) // count >= LEAST)
@@ -181,25 +184,33 @@ def elsewhere(wrong: Wrong) -> Iterator[Fact]:
 def _parts_elsewhere(wrong: Wrong, features: np.ndarray, count: int, *, is_added: bool) -> Iterator[Fact]:
     """The fact of the features of rows that are cut into so many parts."""
     shape, width = (*wrong.rows.shape, count), len(features) // count
-    right, actual = (array[..., features].reshape(-1, width) for array in (wrong.right, wrong.actual))
+    bounds = np.broadcast_to(wrong.bounds, wrong.right.shape)
+    right, actual, limits = (array[..., features].reshape(-1, width) for array in (wrong.right, wrong.actual, bounds))
     most = 2 + 2 * largest(right)
     every = np.nan_to_num(right, posinf=most, neginf=-most)
-    places = np.flatnonzero(distances(actual, right).max(axis=1) > wrong.tolerance)
+    places = np.flatnonzero((distances(actual, right) > limits).any(axis=1))
     sent = actual[places] - right[places] if is_added else actual[places]
     if np.isnan(sent).any():
         return
-    sent, slack = np.clip(sent, -most, most), wrong.tolerance * (1 + is_added)
-    few = sent[:: -(-len(sent) // PROBED)]
-    is_near = (distances(few, every[nearest_of(wrong.case.check, few, every)]) <= slack).all(axis=1)
-    if not (is_near | ~few.any(axis=1)).all():
+    sent = np.clip(sent, -most, most)
+    # Sums of two right numbers have the errors of both.
+    widened = np.add if is_added else np.maximum
+    some = slice(None, None, -(-len(sent) // PROBED))
+    few = nearest_of(wrong.case.check, sent[some], every)
+    is_near = (distances(sent[some], every[few]) <= widened(limits[places[some]], limits[few])).all(axis=1)
+    if not (is_near | ~sent[some].any(axis=1)).all():
         return
     kept, nearest = sent.any(axis=1), nearest_of(wrong.case.check, sent, every)
-    others = np.zeros_like(right) if is_added else right.copy()
-    others[places] = np.where(kept[:, None], right[nearest], 0)
-    predicted = np.zeros_like(wrong.right) if is_added else wrong.right.copy()
+    if (nearest == places).all():
+        return  # twice its own numbers is a factor
+    others, most_apart = right.copy(), limits.copy()
+    others[places] = np.where(kept[:, None], right[nearest], 0) + (right[places] if is_added else 0)
+    most_apart[places] = widened(limits[places], limits[nearest])
+    predicted, slack = wrong.right.copy(), bounds.copy()
     predicted[..., features] = others.reshape(*wrong.rows.shape, -1)
-    lost = len(sent) * math.log2(len(every) + 1)
-    if kept.any() and _said(wrong, lost, predicted, is_added=is_added):
+    slack[..., features] = most_apart.reshape(*wrong.rows.shape, -1)
+    lost = len(sent) * math.log2(len(every) + 1) + is_added * wrong.rows.sum() * wrong.right.shape[3]
+    if kept.any() and wrong.said(lost, predicted, bounds=slack):
         is_row = len(features) == wrong.right.shape[3] and count == 1
         what = wrong.axes[2] if is_row else f"part of {width} features"
         places, nearest = (np.stack(np.unravel_index(one[kept], shape), axis=1) for one in (places, nearest))

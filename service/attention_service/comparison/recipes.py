@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
+from attention_service.attention.plan import Plan
 from attention_service.attention.shapes import Sizes
 from attention_service.attention.spec import AttentionSpec, Rotary, Window
 from attention_service.attention.terms import FIELDS as TERMS
@@ -125,7 +128,7 @@ def _needs(group: str) -> tuple[str, ...]:
     return NEEDS.get(group, (group,) if group in TERMS else ())
 
 
-def _is_given(value: Any) -> bool:
+def is_given(value: Any) -> bool:
     """True for the value of a field that a request has."""
     return value is not None and value is not False
 
@@ -135,7 +138,7 @@ def options_of(names: Iterable[str], spec: AttentionSpec) -> tuple[str, ...]:
     groups = dict.fromkeys(name.partition(".")[0] for name in names)
     fields = {"padding": ("key_mask", "key_lengths"), "cache": ("past_key",), "norm": NEEDS["norm"][:-1]}
     about = (field for group in groups for field in fields.get(group, _needs(group)[:1]))
-    return tuple(name for name in about if _is_given(getattr(spec, name)))
+    return tuple(name for name in about if is_given(getattr(spec, name)))
 
 
 # Mistakes that need an option of norms.
@@ -196,13 +199,44 @@ def recipe_of(case: Case, wanted: Collection[str] = (), tiles: tuple[int, ...] =
 
     It is narrower than the other where that has more than MAX_DIM features.
     """
+    return _recipe(case.spec, case.plan.sizes, case.dtype, wanted, tiles)
+
+
+def recipe_of_request(
+    spec: AttentionSpec, plan: Plan, wanted: Collection[str] = (), tiles: tuple[int, ...] = TILES
+) -> Recipe:
+    """The same of a request in the type of its plan. spec: with cotangents, if inputs of gradients are asked for"""
+    return _recipe(spec, plan.sizes, plan.dtype, wanted, tiles)
+
+
+def _recipe(
+    spec: AttentionSpec, sizes: Sizes, dtype: np.dtype, wanted: Collection[str], tiles: tuple[int, ...]
+) -> Recipe:
     wide = tiles if needs_tiles(wanted) else ()
-    return replace(recipe_for_sizes(case.spec, case.plan.sizes, case.dtype, wide), tiles=tiles)
+    return replace(recipe_for_sizes(spec, sizes, dtype, wide), tiles=tiles)
+
+
+def recipe_as_json(recipe: Recipe) -> str:
+    """The fields of a recipe that are not at their defaults, for a command line; tiles have an option of their own."""
+    fields = TypeAdapter(Recipe).dump_python(recipe, mode="json", exclude_defaults=True, exclude={"tiles"})
+    return json.dumps(fields | {"options": sorted(recipe.options)})
+
+
+def recipe_from_json(text: str, tiles: tuple[int, ...] = TILES) -> Recipe:
+    """The recipe that `recipe_as_json` wrote. Errors: InvalidValue."""
+    expected = "the JSON of a recipe, as a report prints it"
+    try:
+        recipe = TypeAdapter(Recipe).validate_json(text)
+    except ValidationError:
+        raise InvalidValue.of("--recipe", expected, text) from None
+    if not recipe.options <= MADE | {"past"}:
+        raise InvalidValue.of("--recipe", expected, text)
+    return replace(recipe, tiles=tiles)
 
 
 def recipe_for_sizes(spec: AttentionSpec, sizes: Sizes, dtype: np.dtype, tiles: tuple[int, ...]) -> Recipe:
     """The recipe of a small request with the options of a spec. tiles: those that its keys should fill twice"""
-    options = {name for name in MADE if _is_given(getattr(spec, name))}
+    options = {name for name in MADE if is_given(getattr(spec, name))}
     if spec.past_key is not None:
         options.add("past")
     has_offset = spec.query_offset is not None or spec.past_key is not None

@@ -36,8 +36,12 @@ NUMBERS: Final = 2**17
 MAX_KEYS: Final = 2**12
 FEATURES: Final = 64
 RUNS: Final = 16
+# Numbers of equal parts that keys are split into, which need not be tiles.
+SPLITS: Final = range(2, 9)
 # The factor of a part is known if its sums are as long as so many tolerances.
 NOTICED: Final = 8.0
+# Squares of the lengths of values, of the largest one, below which they are none.
+RANK: Final = 1e-14
 # The share of the squared error that parts explain of which that is known.
 SHARE: Final = 0.5
 # Heads whose numbers are fitted at a time, to so many rows, or to rows of so many scores.
@@ -82,17 +86,31 @@ def told(wrong: Wrong, predict: Predict, lost: float) -> str:
 
 def _parts(wrong: Wrong) -> Iterator[Fact]:
     """Rows are the sums of values that each tile of keys has, times a factor of the row and the tile."""
-    keys, features = wrong.case.plan.sizes.key_length, wrong.right.shape[3]
-    for tile, hidden in itertools.product(reversed(TILES), (False, True) if wrong.case.terms else (False,)):
+    keys, features = wrong.case.plan.sizes.key_length, _rank_of_values(wrong)
+    sizes = sorted({*TILES, *(-(-keys // count) for count in SPLITS)}, reverse=True)
+    for tile, hidden in itertools.product(sizes, (False, True) if wrong.case.terms else (False,)):
         count = -(-keys // tile) * (1 + hidden)
         if tile < keys and 2 * count <= features:
             nothing = np.zeros(count + 1)
             about = np.array([nothing + np.inf, nothing - np.inf, nothing, nothing, nothing + np.inf])
-            said = told(wrong, partial(_of_parts, wrong, tile, hidden, about), 0.0)
+            said = told(wrong, partial(_of_parts, wrong, tile, hidden, about), math.log2(2 * len(sizes)))
             if said and about[3, 0] >= SHARE * about[3, 1] and _shown_parts(wrong, about, count).any():
                 said = wrong.every(is_wrong=not wrong.rows.all())  # factors are those of wrong rows
                 yield _fact_of_parts(wrong, said, about, tile, hidden)
                 return
+
+
+def _rank_of_values(wrong: Wrong) -> int:
+    """The least number of features of a head that tell values apart: sums of so many values may be any output."""
+    case = wrong.case
+    arrays = (case.past_value, case.value) if case.past_length else (case.value,)
+    ranks = []
+    for batch, head in np.ndindex(*case.value.shape[:2]):
+        case.check()
+        values = [array[batch, head].astype(np.float64) for array in arrays]
+        squares = np.linalg.eigvalsh(sum(array.T @ array for array in values))
+        ranks.append(int(np.count_nonzero(squares > max(wrong.tolerance**2, RANK * squares[-1]))))
+    return min(ranks)
 
 
 def _of_parts(
@@ -117,7 +135,8 @@ def _of_parts(
         sums = np.concatenate([np.where(little, 0, sums), rest], axis=1)
         lengths = np.linalg.norm(sums, axis=2)
         units = np.divide(sums, lengths[..., None], out=np.zeros_like(sums), where=lengths[..., None] > 0)
-        fitted = (np.nan_to_num(sent[at])[:, None] @ np.linalg.pinv(units, rcond=1e-9))[:, 0]
+        inverse = np.linalg.pinv(units, rcond=1e-9)
+        fitted = (np.nan_to_num(sent[at])[:, None] @ inverse)[:, 0]
         found[at], counts[at] = (fitted[:, None] @ units)[:, 0], (lengths > 0).sum(axis=1)
         factors = np.divide(fitted, lengths, out=np.zeros_like(fitted), where=lengths > 0)
         counted = (lengths > NOTICED * wrong.tolerance) & wrong.rows[sample.index][at][:, None]
@@ -127,7 +146,9 @@ def _of_parts(
         explained = np.where(shows, fitted - rights, 0)[:, None] @ units
         errors = np.where(wrong.rows[sample.index][at][:, None], sent[at] - wrong.right[sample.index][at], 0)
         about[3, :2] += np.square(explained).sum(), np.square(errors).sum()
-        unsure = np.where(counted, np.divide(wrong.tolerance, lengths), np.inf)
+        # Parts whose sums are nearly parallel are told apart by small differences.
+        unsure = wrong.tolerance * np.linalg.norm(inverse, axis=1)
+        unsure = np.where(counted, np.divide(unsure, lengths), np.inf)
         about[0] = np.minimum(about[0], (np.where(counted, factors, 0) + unsure).min(axis=0))
         about[1] = np.maximum(about[1], (np.where(counted, factors, 0) - unsure).max(axis=0))
         about[4] = np.minimum(about[4], unsure.min(axis=0))

@@ -152,7 +152,7 @@ def _error_in_words(comparison: Comparison) -> str:
     most, mean = worst.rows.in_words
     of_rows = f"up to {most:.2g} times as far off as legal rounding makes them"
     return (
-        f"in one place, rows are {of_rows}"
+        f"the worst rows, unlike the others, are {of_rows}"
         if worst.place is not None
         else f"rows are {of_rows}, {mean:.2g} times in the mean"
     )
@@ -181,7 +181,8 @@ def _in_words(comparison: Comparison, error: str) -> str:
     # A mistake that leaves much of the error, or stands beside a fact that says what was sent, was likely not made.
     is_open = not comparison.facts or comparison.facts[0].name == "rows_by_keys"
     if best is not None and best.is_close and is_open:
-        share = f"{math.floor(100 * best.explained)}% of the error"
+        of = f" of {' and '.join(NOUNS.get(name, name) for name in best.part)}" if best.part else ""
+        share = f"{math.floor(100 * best.explained)}% of the error{of}"
         return f"{start} {error}. It resembles this, which explains {share}: {_lowered(best.candidate.message)}"
     is_said = bool(comparison.facts) or comparison.ended_early
     return f"{start} {error}{'.' if is_said else ', and no known mistake explains it.'}"

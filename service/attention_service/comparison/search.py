@@ -62,9 +62,9 @@ def search(
         both = [one for one in both if not evidence.contradicts(one)]
         judged = joined(_ranked(list(map(evidence.judge, both)), evidence), evidence, TOLD)
         judged = _confirmed(judged, evidence, actual, limits, check)
-        best = max((one.explained for one in told), default=0.0)
+        best = max((one.explained for one in told if not one.part), default=0.0)
         # Two mistakes explain more than one of them by chance, too.
-        told += [one for one in judged if one.is_proof or 1 - one.explained < (1 - best) / 4]
+        told += [one for one in judged if one.is_proof or not (one.part or 1 - one.explained >= (1 - best) / 4)]
         told.sort(key=lambda one: one.rank)
         yield _told(told)
 

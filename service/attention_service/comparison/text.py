@@ -64,7 +64,7 @@ def _short_lines(report: CompareReport) -> Iterator[str]:
     if not report.errors:  # what it can show is what was asked for
         yield from itertools.islice(_survivors(report), SURVIVORS)
     if report.power.weak:
-        yield f"weak: {'; '.join(report.power.weak)}"
+        yield f"these inputs hide mistakes: {'; '.join(report.power.weak)}"
 
 
 def _in_digits(value: Any) -> Any:
@@ -142,7 +142,8 @@ def _hypotheses(report: CompareReport | AgainstReport) -> Iterator[str]:
 def _tests(report: CompareReport) -> Iterator[str]:
     for test in report.tests:
         said = {True: "passes", False: "fails", None: "-"}[test.passes]
-        missed = f"; it would accept {len(test.misses)} known mistakes here" if test.misses else ""
+        count = "1 known mistake" if len(test.misses) == 1 else f"{len(test.misses)} known mistakes"
+        missed = f"; with these inputs, {count} would pass it" if test.misses else ""
         yield f"{test.name}: {said}{missed}"
 
 

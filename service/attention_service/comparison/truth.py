@@ -78,6 +78,11 @@ class Question:
         return self.spec if self.is_decoded else as_cast(self.spec, self.plan.dtype)
 
     @property
+    def asked(self) -> AttentionSpec:
+        """The request, with cotangents if gradients are asked about."""
+        return self.spec if self.gradients is None else self.gradients.spec
+
+    @property
     def forward(self) -> Question:
         """The question about the outputs alone."""
         sent = self.actual

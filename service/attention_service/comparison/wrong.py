@@ -106,10 +106,18 @@ class Wrong:
             found[4, *block.index] = np.mean(scaled_scores(problem), axis=-1)
         return dict(zip(("logsumexp", "weight", "seen", "product", "mean"), found, strict=True))
 
-    def said(self, lost: float, right: np.ndarray | None = None, by: Any = 1.0, added: Any = 0.0) -> str:
+    def said(
+        self,
+        lost: float,
+        right: np.ndarray | None = None,
+        by: Any = 1.0,
+        added: Any = 0.0,
+        bounds: np.ndarray | None = None,
+    ) -> str:
         """Where right · by + added was sent, as `every` says it; "" if not there, or if it says little.
 
         lost: bits that are fitted; right: (b, h, q, n) in the place of the right numbers; by, added: of each row
+        bounds: the largest error of each number; None for those of the right ones
         """
         right = self.right if right is None else right
         by, added = (np.broadcast_to(one, self.rows.shape)[..., None] for one in (by, added))
@@ -118,8 +126,9 @@ class Wrong:
             return ""
         for at in (self.some(PROBED), ...):
             self.case.check()
-            bounds = np.broadcast_to(self.bounds, self.right.shape)[at] * slack[at][..., None]
-            close = (distances(self.actual[at], right[at] * by[at] + added[at]) <= bounds).all(axis=-1)
+            most = np.broadcast_to(self.bounds if bounds is None else bounds, self.right.shape)[at]
+            apart = distances(self.actual[at], right[at] * by[at] + added[at])
+            close = (apart <= most * slack[at][..., None]).all(axis=-1)
             if not close[self.rows[at]].all():
                 return ""
         return self.every(is_wrong=not close.all())

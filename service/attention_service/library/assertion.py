@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from attention_service.schemas.compare import CompareReport
+
+if TYPE_CHECKING:  # loaded with comparisons
+    from attention_service.comparison.truth import Question
 
 
 class _Reported(AssertionError):
@@ -21,10 +27,16 @@ class WeakInputs(_Reported):
     """Nothing wrong was seen, but the inputs cannot show whether an option of the request is applied."""
 
 
-def checked(report: CompareReport, must_show: str | None, function: str | None = None) -> CompareReport:
+def checked(
+    report: CompareReport,
+    must_show: str | None,
+    question: Callable[[], Question] | None = None,
+    *,
+    takes_tensors: bool = False,
+) -> CompareReport:
     """The report of an output that is not known to be wrong. must_show: options or None, see assert_attention
 
-    function: the kernel as `module:function`, if it is known
+    question: returns that which the report answers, None for a call; takes_tensors: as of next_command
 
     Errors: WrongOutput for one that is wrong or imprecise, WeakInputs.
     """
@@ -33,10 +45,13 @@ def checked(report: CompareReport, must_show: str | None, function: str | None =
     from attention_service.comparison.next_command import next_command
     from attention_service.comparison.text import in_short
 
+    def then() -> str | None:
+        return next_command(report, None if question is None else question(), takes_tensors=takes_tensors)
+
     if report.verdict.status in ("imprecise", "wrong"):
-        raise WrongOutput(in_short(report, next_command(report, function=function)), report)
+        raise WrongOutput(in_short(report, then()), report)
     if must_show and report.power.options:
-        unseen, then = ", ".join(report.power.options), next_command(report)
-        more = "" if then is None else f"\n  next: {then}"
+        unseen, command = ", ".join(report.power.options), then()
+        more = "" if command is None else f"\n  next: {command}"
         raise WeakInputs(f"Nothing wrong was seen; these inputs cannot show: {unseen}{more}", report)
     return report

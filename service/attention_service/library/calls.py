@@ -9,7 +9,7 @@ import operator
 import os
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -117,9 +117,12 @@ def assert_attention(arguments: Arguments) -> CompareReport:
     if must_show not in ("options", None):
         raise InvalidValue.of("/must_show", 'the text "options", or None', must_show)
     compared = {name: value for name, value in arguments.items() if name not in ("must_show", "rows")}
+    question = partial(_question, compared)
+    takes_tensors = any(hasattr(value, "detach") for value in arguments.values())
     if rows is None:
-        return checked(compare(compared), must_show)
-    return _right_rows(compared, rows) or checked(compare(compared), None)
+        return checked(compare(compared), must_show, question, takes_tensors=takes_tensors)
+    right = _right_rows(compared, rows)
+    return right or checked(compare(compared), None, question, takes_tensors=takes_tensors)
 
 
 def positive(given: Any, pointer: str) -> int | None:

@@ -114,7 +114,7 @@ def assert_call(
         if (actual := function(**taken(function, arguments))) is None:
             raise MissingField.at("/actual", "what the function returned", "None")
         report = _compared(_question(name, arguments, actual, version, dtype, others, count))
-        return checked(report, None, _address(function))
+        return checked(report, None)
     except InvalidRequest as error:
         raise error.with_traceback(None) from None
 
@@ -185,12 +185,6 @@ def named(function: Callable[..., Any], call: str | None, version: int | None) -
         if (name := f"{library}.{own}") in FUNCTIONS:
             return name, known if version is None else version
     raise MissingField.at("/call", "the name of the function that it stands for", "none", near(own, FUNCTIONS))
-
-
-def _address(function: Callable[..., Any]) -> str | None:
-    """A function as `module:function`; None for one that no other program can import."""
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
-    return f"{module}:{name}" if module not in (None, "__main__") and name.isidentifier() else None
 
 
 def _bound(function: Callable[..., Any], positional: tuple[Any, ...], arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -255,7 +255,7 @@ class ReportedHypothesis(Reported):
     change: dict[str, Any] | None
     """The fields to change in the request to get this output. null: no field can say it."""
     explained: float
-    """The share of the squared error that it explains."""
+    """The share of the squared error that it explains: of each wrong array, the least of them."""
     ratio: float | None
     """The distance of the output to that of the mistake, in baselines. null: infinite."""
     certainty: Certainty

@@ -29,7 +29,7 @@ class Addresses:
 
     An array without pages is a table whose entries are its slots. columns: of a table with rows, else 0
     pages: reads the table, None for as it is; is_reversed: True for the last token first
-    strides, bits: as of Places
+    strides, bits: as of Places; swizzle: that the slot of a page is combined with by XOR
     """
 
     entries: np.ndarray
@@ -43,6 +43,7 @@ class Addresses:
     is_reversed: bool = False
     strides: Strides | None = None
     bits: int = 0
+    swizzle: int = 0
 
     @classmethod
     def of(cls, tokens: Tokens) -> Addresses:
@@ -74,7 +75,7 @@ class Addresses:
         if tokens.min() < 0:
             raise IndexError
         at, slot = np.divmod(tokens, self.size)
-        return (entries_of if self.pages is None else self.pages)(self, sequence, at), slot
+        return (entries_of if self.pages is None else self.pages)(self, sequence, at), slot ^ self.swizzle
 
 
 def entries_of(one: Addresses, sequence: int, at: np.ndarray) -> np.ndarray:
@@ -86,7 +87,7 @@ def entries_of(one: Addresses, sequence: int, at: np.ndarray) -> np.ndarray:
     return found
 
 
-def rules(one: Addresses, queries: np.ndarray | None) -> Iterator[tuple[str, Addresses]]:
+def other_addresses(one: Addresses, queries: np.ndarray | None) -> Iterator[tuple[str, Addresses]]:
     """Other addresses that a kernel may read, each with what it says: of rows, entries, pages, slots and memory.
 
     queries: where those of each sequence begin, beside each other; None for slots
@@ -97,6 +98,7 @@ def rules(one: Addresses, queries: np.ndarray | None) -> Iterator[tuple[str, Add
         yield from _entries(one)
         yield from _tables(one)
         yield from _sizes(one)
+        yield from _swizzled(one)
     else:
         yield from _starts(one, queries)
     yield from _memory(one)
@@ -190,6 +192,13 @@ def _sizes(one: Addresses) -> Iterator[tuple[str, Addresses]]:
     for factor in (0.5, 2):
         yield f"pages are taken for {factor:g} times as far apart", replace(one, strides=_far_apart(factor))
     yield "pages are taken for one behind the other", replace(one, strides=_behind(one.size))
+
+
+def _swizzled(one: Addresses) -> Iterator[tuple[str, Addresses]]:
+    """Slots of a page in the order of a swizzle: beside a last page that is filled in part, unused slots are read."""
+    is_power = one.size & (one.size - 1) == 0
+    for by in (2**n for n in range((one.size - 1).bit_length())) if is_power else ():
+        yield f"slot s XOR {by} of a page is read for slot s", replace(one, swizzle=by)
 
 
 def _far_apart(factor: float) -> Strides:

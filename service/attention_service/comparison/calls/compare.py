@@ -171,11 +171,15 @@ def _searched(
 def _of_all(asked: CallQuestion, judged: _Judged, worst: Comparison, backend: Backend, check: Check) -> Comparison:
     """The comparison of the worst part with what holds of the whole call. Errors: what `check` raises."""
     # Loaded for the first call that is wrong, as an idle service has no use for them.
-    from attention_service.comparison.calls.confirm import is_in_all, is_in_none
+    from attention_service.comparison.calls.confirm import is_in_all, is_in_none, is_of_each
     from attention_service.comparison.calls.merge_facts import merge_fact
     from attention_service.comparison.calls.readings import Search
 
     proof = next((one for one in worst.hypotheses if one.is_proof), None)
+    if proof is not None and not is_of_each(proof, judged.part, asked, backend, check):
+        moved = _as_offsets(proof, judged)
+        facts = () if moved else facts_of(reference_and_baseline(worst.question, backend, check))
+        worst, proof = replace(worst, hypotheses=moved, facts=facts), None
     wrong, right = ([part for part, is_bad in judged.others if is_bad == kind] for kind in (True, False))
     is_known = proof is not None and is_in_all(proof, wrong, asked, backend, check)
     holds = proof is not None and is_known and not is_in_none(proof, right, asked, backend, check)
@@ -197,6 +201,24 @@ def _of_all(asked: CallQuestion, judged: _Judged, worst: Comparison, backend: Ba
         else facts_of(reference_and_baseline(worst.question, backend, check))
     )
     return replace(worst, hypotheses=[replace(one, is_proof=False) for one in worst.hypotheses], facts=facts)
+
+
+def _as_offsets(proof: Hypothesis, judged: _Judged) -> list[Hypothesis]:
+    """A mistake of a padded batch in words of the call: its sequences have other causal offsets. None if it is another.
+
+    It is proved of one part only.
+    """
+    change = proof.candidate.case.change or {}
+    if change.keys() != {"query_offset"}:
+        return []
+    offsets = np.broadcast_to(change["query_offset"], judged.part.shape)
+    order = np.argsort(judged.part)
+    listed = [", ".join(map(str, of[order][:LISTED].tolist())) for of in (offsets, judged.part)]
+    more = ", …" if len(order) > LISTED else ""
+    detail = f"{listed[0]}{more} in sequences {listed[1]}{more}"
+    case = replace(proof.candidate.case, change=None, detail=detail)
+    candidate = replace(proof.candidate, names=("causal.other_offset",), case=case)
+    return [replace(proof, candidate=candidate, also=(), is_proof=not judged.others)]
 
 
 def _each_once(hypotheses: list[Hypothesis]) -> list[Hypothesis]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Final
 
 import numpy as np
 
 from attention_service.backends.base import Backend, Check
-from attention_service.comparison.baseline import CORRECT
+from attention_service.comparison.baseline import CORRECT, Arrays, baselines
 from attention_service.comparison.calls.parts import question_of
 from attention_service.comparison.calls.question import CallQuestion
-from attention_service.comparison.candidates import candidates, ratio
+from attention_service.comparison.candidates import Candidate, candidates, ratio
 from attention_service.comparison.compare import wrong_rows
 from attention_service.comparison.evidence import Evidence, Hypothesis
 from attention_service.comparison.mutants import MUTANTS
@@ -22,6 +22,8 @@ from attention_service.comparison.truth import Truth, reference_and_baseline
 
 # Parts that are looked at, of those that are wrong and of those that are right.
 MOST: Final = 8
+# Sequences of a part that are looked at by themselves.
+ALONE: Final = 4
 
 
 def is_in_all(
@@ -55,6 +57,41 @@ def is_in_none(
             if found and min(ratio(sent, other.arrays, evidence.baselines) for other in found) > CORRECT:
                 return True
     return False
+
+
+def is_of_each(one: Hypothesis, part: np.ndarray, asked: CallQuestion, backend: Backend, check: Check) -> bool:
+    """True if a mistake is that of the sequences of a part by themselves, not only of the batch that pads them.
+
+    "The last key" of a padded batch is no key of a shorter sequence, and its first entry is any sequence of the call.
+    """
+    names = one.candidate.names
+    if len(part) == 1 or not MUTANTS.keys() >= {*names}:
+        return True
+    call = asked.addressed
+    lengths = np.stack([call.query.lengths[part], call.keys[part]], axis=1)
+    _, first = np.unique(lengths, axis=0, return_index=True)
+    chosen = np.unique(np.linspace(0, len(first) - 1, ALONE).astype(int))  # from the shortest to the longest
+    for sequence in part[first[chosen]]:
+        truth, evidence = _evidence(asked, np.array([sequence]), backend, check)
+        sent = {name: evidence.sample.of(array) for name, array in truth.actual.canonical.items()}
+        if not any(_agrees(evidence, sent, made) for made in _forms(names, evidence)):
+            return False
+    return True
+
+
+def _forms(names: tuple[str, ...], evidence: Evidence) -> Iterator[Candidate]:
+    """All forms of mistakes, made one after the other; one that changes nothing is left out."""
+    cases = [evidence.case]
+    for name in names:
+        cases = [made for case in cases for made in MUTANTS[name].edit(case)] or cases
+    return (evidence.answer(names, case) for case in cases)
+
+
+def _agrees(evidence: Evidence, sent: Arrays, made: Candidate) -> bool:
+    """True if what was sent is what a mistake makes, within legal rounding of the right answer or of its own."""
+    if ratio(sent, made.arrays, evidence.baselines) <= CORRECT:
+        return True
+    return ratio(sent, made.arrays, baselines(made.case, evidence.sample, made.arrays, evidence.case.dtype)) <= CORRECT
 
 
 def _evidence(asked: CallQuestion, part: np.ndarray, backend: Backend, check: Check) -> tuple[Truth, Evidence]:

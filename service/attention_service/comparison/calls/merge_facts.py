@@ -36,13 +36,13 @@ def merge_fact(
         return None
     outputs = replace(asked, actual={"output": sent["output"]}) if "output" in sent else None
     has_right_sums = "logsumexp" in apart and bool((apart["logsumexp"] <= CORRECT * limits["logsumexp"]).all())
-    for said, other in _rules(call):
+    for said, other in _other_merges(call):
         check()
         for question in (asked, outputs if has_right_sums else None):
             if question is not None and agrees(question, Suspect(other), wrong[0], backend, check) is not None:
                 message = f"What came back is right for other parts: {said}."
                 return Fact(name="merged_otherwise", array="output", message=message, numbers={})
-    return None if "output" not in sent else _fitted(call, right, sent["output"][:, 0], limits["output"])
+    return None if "output" not in sent else _fitted(call, right, sent["output"][:, 0], limits["output"], check)
 
 
 def _pairs(sent: Mapping[str, np.ndarray], right: State) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
@@ -52,7 +52,7 @@ def _pairs(sent: Mapping[str, np.ndarray], right: State) -> Iterator[tuple[str, 
             yield name, sent[name].astype(np.float64), array
 
 
-def _rules(call: Merge) -> Iterator[tuple[str, Merge]]:
+def _other_merges(call: Merge) -> Iterator[tuple[str, Merge]]:
     """Other parts that a kernel may merge."""
     sums = np.stack([np.asarray(part.logsumexp, np.float64) for part in call.parts])
     is_empty = np.isinf(sums)
@@ -80,7 +80,7 @@ def _rules(call: Merge) -> Iterator[tuple[str, Merge]]:
     yield "logsumexps have the other sign", by(-sums)
 
 
-def _fitted(call: Merge, right: State, sent: np.ndarray, limit: float) -> Fact | None:
+def _fitted(call: Merge, right: State, sent: np.ndarray, limit: float, check: Check) -> Fact | None:
     """The fact that each row is a sum of the parts by other weights, which are fitted."""
     parts = np.stack([np.where(np.isinf(one.logsumexp)[..., None], 0, one.output) for one in call.parts])
     parts = parts.astype(np.float64).transpose(1, 2, 3, 0)  # n, h, e, parts
@@ -89,6 +89,7 @@ def _fitted(call: Merge, right: State, sent: np.ndarray, limit: float) -> Fact |
     rows = np.argwhere((apart > tolerance).any(axis=-1))
     bits, first = 0.0, None
     for row, head in rows:
+        check()
         if not np.isfinite(sent[row, head]).all():
             return None
         weights, *_ = np.linalg.lstsq(parts[row, head], sent[row, head].astype(np.float64), rcond=None)

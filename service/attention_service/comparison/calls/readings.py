@@ -12,7 +12,7 @@ import numpy as np
 
 from attention_service.backends.base import Backend, Check
 from attention_service.comparison.baseline import CORRECT
-from attention_service.comparison.calls.addresses import Addresses, page_lengths, rules
+from attention_service.comparison.calls.addresses import Addresses, other_addresses, page_lengths
 from attention_service.comparison.calls.exact import exact_answer
 from attention_service.comparison.calls.explain import agrees
 from attention_service.comparison.calls.moves import Suspect, numbers_of, stored
@@ -69,7 +69,7 @@ def readings(call: Call) -> Iterator[Reading]:
         return
     queries = call.query.rows
     starts = queries.first if queries is not None and queries.slots == 1 else None
-    pairs = list(zip(rules(right[0], starts), rules(right[1], starts), strict=False))
+    pairs = list(zip(other_addresses(right[0], starts), other_addresses(right[1], starts), strict=False))
     for (said, one), (_, other) in pairs:
         yield Reading(said, "keys and values", None, _at(key, one), _at(value, other), addresses=(one, other))
     for (said, one), (_, other) in pairs:

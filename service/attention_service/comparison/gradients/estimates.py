@@ -30,7 +30,7 @@ SAMPLE: Final = 8
 ROOM: Final = 4.0
 
 
-class Free(Blocks, Recomputed):
+class RecordedTerms(Blocks, Recomputed):
     """Keeps each term of the gradient of one token, also those that the right masks hide."""
 
 
@@ -89,7 +89,7 @@ class Tokens:
         )
         free = replace(case, plan=replace(case.plan, terms=kept))
         place = self.entry, self.head
-        free.run(partial(Free, case=case, place=place, tokens=self.tokens, size=1, kept={self.role: found}))
+        free.run(partial(RecordedTerms, case=case, place=place, tokens=self.tokens, size=1, kept={self.role: found}))
         return found
 
     def part(self, array: np.ndarray) -> np.ndarray:

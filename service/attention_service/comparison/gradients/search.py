@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Final, get_type_hints
+from typing import Any, Final
 
 import numpy as np
 
@@ -18,8 +18,8 @@ from attention_service.comparison.candidates import Candidate
 from attention_service.comparison.candidates import ratio as apart
 from attention_service.comparison.case import INEXPRESSIBLE, Case
 from attention_service.comparison.errors import distances, largest_number
-from attention_service.comparison.evidence import PROOF, Hypothesis
-from attention_service.comparison.gradients.case import GradientCase, Gradients, make_case, names_in, with_fields
+from attention_service.comparison.evidence import PROOF, Hypothesis, explained_part
+from attention_service.comparison.gradients.case import GradientCase, Gradients, changed_spec, make_case, names_in
 from attention_service.comparison.gradients.judge import GradientQuestion, GradientTruth, gradient_truth
 from attention_service.comparison.gradients.mutants import GRADIENT_MUTANTS
 from attention_service.comparison.gradients.mutants.table import Variant
@@ -197,33 +197,6 @@ def _differentiated(case: GradientCase, spec: AttentionSpec) -> Gradients:
         return {}
 
 
-def changed_spec(spec: AttentionSpec, change: Mapping[str, Any] | None) -> AttentionSpec | None:
-    """The request that a change of fields makes; None if it is not said in values, as "transposed" of a mask."""
-    if not change:
-        return None
-    values = {name: _value(AttentionSpec, name, value, getattr(spec, name)) for name, value in change.items()}
-    if any(value is NotImplemented for value in values.values()):
-        return None
-    return with_fields(spec, values)
-
-
-def _value(kind: type, name: str, value: Any, former: Any) -> Any:
-    """A field of a changed request as its class holds it; NotImplemented for words that stand for many numbers."""
-    if value is None:
-        return AttentionSpec._field_defaults[name] if kind is AttentionSpec else None
-    if isinstance(value, Mapping):
-        if not is_dataclass(former) or isinstance(former, type):
-            return NotImplemented
-        inner = {one: _value(type(former), one, item, getattr(former, one)) for one, item in value.items()}
-        is_said = all(item is not NotImplemented for item in inner.values())
-        return replace(former, **inner) if is_said else NotImplemented
-    if isinstance(value, list):
-        return np.asarray(value)
-    if isinstance(value, str):
-        return value if name == "normalization" else NotImplemented
-    return np.asarray(value) if get_type_hints(kind)[name] == np.ndarray | None else value
-
-
 def _answer(truth: GradientTruth, evidence: Evidence, named: Named) -> Answer:
     """A mistake beside what was sent, and beside what is right.
 
@@ -315,10 +288,14 @@ def _hypotheses(answers: list[Answer], evidence: Evidence) -> list[Hypothesis]:
     ones = dict.fromkeys(evidence.right, 1.0)
     judged: list[tuple[bool, Hypothesis]] = []
     with np.errstate(all="ignore"):
-        error = _unexplained(evidence, evidence.right)
+        of_right = _unexplained(evidence, evidence.right)
         for answer in answers:
-            explained = 1 - _unexplained(evidence, answer.candidate.arrays) / error if error else 0.0
-            one = Hypothesis(answer.candidate, explained, answer.ratio, answer.is_proof)
+            left = _unexplained(evidence, answer.candidate.arrays)
+            shares = {name: 1 - left[name] / error if error else 0.0 for name, error in of_right.items()}
+            part = explained_part(shares)
+            candidate = _of_part(answer.candidate, part, evidence) if part else answer.candidate
+            explained = min((shares[name] for name in part or shares), default=0.0)
+            one = Hypothesis(candidate, explained, answer.ratio, answer.is_proof and not part, part=part)
             if one.is_close or not answer.is_part:
                 judged.append((answer.is_part, one))
         kept: list[Hypothesis] = []
@@ -333,15 +310,23 @@ def _hypotheses(answers: list[Answer], evidence: Evidence) -> list[Hypothesis]:
     return proofs[:1] or [one for one in kept if one.is_told][:TOLD]
 
 
-def _unexplained(evidence: Evidence, arrays: Gradients) -> float:
-    """The mean of the squared errors of the wrong gradients that is left beside those of a mistake, added up."""
-    total = 0.0
+def _of_part(candidate: Candidate, part: tuple[str, ...], evidence: Evidence) -> Candidate:
+    """The candidate of a mistake that was made for some of the wrong gradients alone."""
+    arrays = {name: array if name in part else evidence.right[name] for name, array in candidate.arrays.items()}
+    detail = candidate.case.detail.removesuffix(f"{_in_words(evidence.wrong)} only").removesuffix(", ")
+    case = replace(candidate.case, detail=detail).changed(INEXPRESSIBLE, detail=f"{_in_words(part)} only")
+    return replace(candidate, case=case, arrays=arrays)
+
+
+def _unexplained(evidence: Evidence, arrays: Gradients) -> dict[str, float]:
+    """The mean of the squared errors of each wrong gradient that is left beside those of a mistake."""
+    left = {}
     for name, sent in evidence.sent.items():
         errors = distances(sent, arrays[name]) * evidence.units[name]
         finite, from_right = np.isfinite(errors), distances(sent, evidence.right[name]) * evidence.units[name]
         most = NON_FINITE * np.max(from_right, where=np.isfinite(from_right), initial=1.0)
-        total += float(np.mean(np.square(np.where(finite, errors, most))))
-    return total
+        left[name] = float(np.mean(np.square(np.where(finite, errors, most))))
+    return left
 
 
 def _power(answers: list[Answer]) -> Power:

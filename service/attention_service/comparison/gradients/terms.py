@@ -18,6 +18,7 @@ from attention_service.attention.gradients import PREFIX
 from attention_service.attention.score_term import Part
 from attention_service.attention.shapes import canonical
 from attention_service.attention.tile import Tile
+from attention_service.backends.base import Check
 from attention_service.backends.dense.gradients import TileBackward
 from attention_service.backends.dense.library import Array
 from attention_service.comparison.case import TILES
@@ -98,19 +99,22 @@ def whole_sums(sums: np.ndarray, parts: np.ndarray) -> np.ndarray:
     return whole_numbers(np.linalg.lstsq(parts @ parts.T, parts @ sums.T, rcond=None)[0].T)
 
 
-def settled(times: np.ndarray, usual: np.ndarray, parts: np.ndarray, limits: np.ndarray) -> np.ndarray:
+def usual_where_any_fits(
+    check: Check, times: np.ndarray, usual: np.ndarray, parts: np.ndarray, limits: np.ndarray
+) -> np.ndarray:
     """Fitted numbers of times (m, n), but the usual ones where parts (n, x) are so small that rounding fits any number.
 
     limits: (m, x), of the sums
     """
     found = times.copy()
     for place, source in np.argwhere(times != usual):
+        check()
         if (np.abs((times - usual)[place, source] * parts[source]) <= limits[place]).all():
             found[place, source] = usual[place, source]
     return found
 
 
-class Kept(WrongTiles):
+class RecordedSums(WrongTiles):
     """The right backward pass, which keeps parts of its sums. kept: arrays by role; role: whose sum is computed"""
 
     def __init__(self, *arguments: Any, kept: Sums, **options: Any) -> None:
@@ -128,7 +132,7 @@ class Kept(WrongTiles):
         return super().products(tile, gradient)
 
 
-class PerHead(Kept):
+class PerHead(RecordedSums):
     """Keeps what each query head adds to the gradients of key and value. kept: (b, h, k, d or e) by role"""
 
     def over_rows(self, left: Array, right: Array, tile: Tile) -> Array:
@@ -167,7 +171,7 @@ def terms_of_heads(wrong: WrongGradient, truth: GradientTruth) -> Iterator[Fact]
     unit = math.sqrt(float(np.square(heads).mean())) or 1.0
     limits = slices(wrong.limits, (1,))
     usual = np.arange(count) // case.group == np.arange(g)[:, None]
-    times = settled(whole_sums(own / unit, heads / unit), usual.astype(float), heads, limits)
+    times = usual_where_any_fits(case.check, whole_sums(own / unit, heads / unit), usual.astype(float), heads, limits)
     predicted = whole(times @ heads, wrong.right.shape, (1,))
     # Each term may be off as much as the sums that it is part of.
     widened = np.broadcast_to(wrong.limits.max(axis=1, keepdims=True), wrong.right.shape)
@@ -188,7 +192,7 @@ def _heads_in_words(times: np.ndarray) -> str:
     return ", ".join(words) if words else "none"
 
 
-class Blocks(Kept):
+class Blocks(RecordedSums):
     """Keeps what blocks of rows add to the gradients of some keys, and blocks of keys to those of some queries.
 
     place: batch entry and head of the gradient; tokens: (s,), of it; size: of a block

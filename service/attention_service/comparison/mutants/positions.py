@@ -53,13 +53,13 @@ def _offset(case: Case, offset: np.ndarray, kind: type) -> Mapping[str, Any] | N
     return {"query_offset": offset.tolist() if len(offset) > 1 else int(offset[0])}
 
 
-def causal_at(case: Case, offset: int | np.ndarray) -> Iterator[Case]:
-    """The case with another offset of its causal mask."""
+def causal_at(case: Case, offset: int | np.ndarray, detail: str = "") -> Iterator[Case]:
+    """The case with another offset of its causal mask. detail: see Case"""
     if case.term(Causal) is None or case.offset is None:
         return
-    moved = np.broadcast_to(offset, case.offset.shape)
-    if not np.array_equal(moved, case.offset):
-        yield case.with_term(Causal(high=_clipped(case, moved)), _offset(case, moved, Causal))
+    moved, right = np.broadcast_arrays(offset, case.offset)
+    if not np.array_equal(moved, right):
+        yield case.with_term(Causal(high=_clipped(case, moved)), _offset(case, moved, Causal), detail=detail)
 
 
 absent("causal.absent", "The causal mask is not applied.", Causal, {"is_causal": False})
@@ -91,7 +91,15 @@ def causal_top_left(case: Case) -> Iterator[Case]:
 
 @mutant("causal.bottom_right", "The causal mask aligns the last query with the last key.")
 def causal_bottom_right(case: Case) -> Iterator[Case]:
-    return causal_at(case, case.plan.sizes.key_length - case.plan.sizes.query_length)
+    queries, keys, spec = case.plan.sizes.query_length, case.plan.sizes.key_length, case.spec
+    if spec.query_lengths is None and spec.key_lengths is None:
+        yield from causal_at(case, keys - queries)
+        return
+    own = (keys if spec.key_lengths is None else spec.key_lengths) - (
+        queries if spec.query_lengths is None else spec.query_lengths
+    )
+    yield from causal_at(case, own)
+    yield from causal_at(case, keys - queries, f"of the padded batch, {queries} queries and {keys} keys")
 
 
 @mutant("causal.offset_plus_one", "A query sees the key after its own position.")

@@ -137,7 +137,8 @@ def ulp(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 def largest(array: np.ndarray) -> float:
     """The largest magnitude of the finite numbers of an array; 0 if there is none."""
-    return float(np.max(np.abs(array), where=np.isfinite(array), initial=0.0))
+    found = max(float(np.max(array, initial=0.0)), -float(np.min(array, initial=0.0)))
+    return found if math.isfinite(found) else float(np.max(np.abs(array), where=np.isfinite(array), initial=0.0))
 
 
 def largest_number(dtype: np.dtype) -> float:

@@ -114,7 +114,7 @@ def _unseen_roundings(evidence: Evidence, found: list[Candidate]) -> list[Candid
     In the mean of many rows they are alike; where only the largest error is judged, it must be far from legal.
     """
     right = evidence.right
-    legal = legal_rows(evidence.case, evidence.sample, right) if found else {}
+    legal = legal_rows(evidence.case, evidence.sample, evidence.squares) if found else {}
 
     def shows(one: Candidate) -> bool:
         if not legal:

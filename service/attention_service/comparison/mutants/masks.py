@@ -110,16 +110,17 @@ def mask_in_max(case: Case) -> Iterator[Case]:
 def _hidden_in_max(problem: Problem) -> Answer:
     """Softmax whose largest score is at least 0 in rows with a hidden key: lower scores vanish as exponentials."""
     scores = masked_scores(problem)
-    hides = np.logical_not(problem.seen).any(axis=-1, keepdims=True)
+    hides = np.array(False) if problem.visible is None else np.logical_not(problem.visible.all(axis=-1, keepdims=True))
     largest = row_max(scores, problem.sinks)
     largest = np.where(hides, np.maximum(largest, 0), largest)
-    exponentials = np.exp(scores - largest)
+    scores -= largest
+    exponentials = np.exp(scores, out=scores)
     total = exponentials.sum(axis=-1, keepdims=True)
     if problem.sinks is not None:
         total = total + np.exp(problem.sinks[..., None] - largest)
     found = finished(problem, exponentials, total, largest)
     lost = (total[..., 0] == 0) & np.logical_not(problem.empty)
-    return replace(found, output=np.where(lost[..., None], np.nan, found.output))
+    return replace(found, output=np.where(lost[..., None], np.nan, found.output)) if lost.any() else found
 
 
 @mutant("padding.in_sum", "Hidden keys count in the sum of the softmax, with values of 0.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from threading import Lock
@@ -36,9 +35,11 @@ class Kept:
     """
 
     def __init__(self, held: tuple[Any, ...] = ()) -> None:
-        self._held = frozenset(_arrays(held))
+        self._held: frozenset[int] = frozenset()
+        self._held = frozenset(self._sizes(*held))
         self._entries: dict[tuple[Any, ...], tuple[Any, Any, dict[int, int]]] = {}
-        self._uses: Counter[int] = Counter()  # of each array, by its identity
+        self._answers: dict[tuple[Any, ...], Answer] = {}
+        self._uses: dict[int, int] = {}  # of each array, by its identity
         self._bytes = 0
         self._lock = Lock()
 
@@ -53,7 +54,7 @@ class Kept:
         made = make()  # by two threads at once, rather than one after the other
         with self._lock:
             self._add(key, operands, made)
-            while len(self._entries) > 1 and self._bytes + self._answers() > room:
+            while len(self._entries) > 1 and self._all_bytes > room:
                 self._drop(next(iter(self._entries)))
         return made
 
@@ -61,43 +62,54 @@ class Kept:
         """Drop all of it."""
         with self._lock:
             self._entries.clear()
+            self._answers.clear()
             self._uses.clear()
             self._bytes = 0
 
     def _add(self, key: tuple[Any, ...], operands: tuple[Any, ...], made: Any) -> None:
         self._drop(key)  # of another thread
-        sizes = {one: size for one, size in _arrays((operands, made)).items() if one not in self._held}
+        sizes = self._sizes(*operands, made)
         self._entries[key] = operands, made, sizes
+        if isinstance(made, Answer):
+            self._answers[key] = made
         for one, size in sizes.items():
-            self._uses[one] += 1
-            self._bytes += size if self._uses[one] == 1 else 0
+            uses = self._uses.get(one, 0)
+            self._uses[one] = uses + 1
+            self._bytes += 0 if uses else size
 
     def _drop(self, key: tuple[Any, ...]) -> None:
         _, _, sizes = self._entries.pop(key, ((), None, {}))
+        self._answers.pop(key, None)
         for one, size in sizes.items():
-            self._uses[one] -= 1
-            self._bytes -= 0 if self._uses[one] else size
+            uses = self._uses.pop(one)
+            if uses > 1:
+                self._uses[one] = uses - 1
+            else:
+                self._bytes -= size
 
-    def _answers(self) -> int:
-        """The bytes of answers, which grow with what is computed of them."""
-        return sum(made.nbytes for _, made, _ in self._entries.values() if isinstance(made, Answer))
+    @property
+    def _all_bytes(self) -> int:
+        """The bytes of all that is kept; answers grow with what is computed of them."""
+        return self._bytes + sum(made.nbytes for made in self._answers.values())
 
+    def _sizes(self, *kept: Any) -> dict[int, int]:
+        """The bytes of arrays that are not held, by their identities: those in tuples and terms, too.
 
-def _arrays(kept: Any) -> dict[int, int]:
-    """The bytes of arrays by their identities, also of those in tuples and in terms; of a view, those of its array."""
-    found: dict[int, int] = {}
-    waiting = [kept]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, np.ndarray):
-            while isinstance(one.base, np.ndarray):
-                one = one.base
-            found[id(one)] = one.nbytes
-        elif isinstance(one, tuple):
-            waiting += one
-        elif isinstance(one, ScoreTerm):
-            waiting += one.arrays
-    return found
+        Of a view, they are those of its array.
+        """
+        found: dict[int, int] = {}
+        waiting = [*kept]
+        for one in waiting:  # which grows
+            if isinstance(one, np.ndarray):
+                while isinstance(one.base, np.ndarray):
+                    one = one.base
+                if id(one) not in self._held:
+                    found[id(one)] = one.nbytes
+            elif isinstance(one, tuple):
+                waiting += one
+            elif isinstance(one, ScoreTerm):
+                waiting += one.arrays
+        return found
 
 
 @dataclass(frozen=True, eq=False)

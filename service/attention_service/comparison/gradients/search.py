@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any, Final, get_type_hints
 
 import numpy as np
@@ -52,6 +53,7 @@ class Evidence:
 
     places: by gradient, of the sample; wrong: the names of the gradients that are wrong, whose numbers are in `sent`
     right: all gradients; units: of the wrong ones, by how much an error counts, 1 or less
+    growth: by gradient that was sent, the limits of most rows in parts of their largest number; 0 if there is none
     is_output_right: True if an output, a logsumexp or weights were sent, and all of these are right
     """
 
@@ -60,7 +62,17 @@ class Evidence:
     sent: Gradients
     right: Gradients
     units: Gradients
+    growth: Mapping[str, float]
     is_output_right: bool
+
+    @cached_property
+    def most(self) -> Mapping[str, float]:
+        """By wrong gradient, for how much an error counts that is no number."""
+        found = {}
+        for name, sent in self.sent.items():
+            errors = distances(sent, self.right[name]) * self.units[name]
+            found[name] = NON_FINITE * float(np.max(errors, where=np.isfinite(errors), initial=1.0))
+        return found
 
     @cached_property
     def can_prove(self) -> bool:
@@ -147,7 +159,8 @@ def _evidence(truth: GradientTruth, judged: Mapping[str, Judged], *, is_output_r
     units = {
         name: of[places[name]] / np.maximum(of[places[name]], LEAST_UNIT * of.max()) for name, of in limits.items()
     }
-    return Evidence(places, wrong, sent, right, units, is_output_right)
+    growth = {name: _growth(truth, name) for name in truth.sent}
+    return Evidence(places, wrong, sent, right, units, growth, is_output_right)
 
 
 def _sampled(truth: GradientTruth, name: str) -> np.ndarray:
@@ -221,7 +234,13 @@ def _value(kind: type, name: str, value: Any, former: Any) -> Any:
         return np.asarray(value)
     if isinstance(value, str):
         return value if name == "normalization" else NotImplemented
-    return np.asarray(value) if get_type_hints(kind)[name] == np.ndarray | None else value
+    return np.asarray(value) if _types(kind)[name] == np.ndarray | None else value
+
+
+@cache
+def _types(kind: type) -> dict[str, Any]:
+    """The types of the fields of a class, read once: reading them takes longer than planning a request."""
+    return get_type_hints(kind)
 
 
 def _answer(truth: GradientTruth, evidence: Evidence, named: Named) -> Answer:
@@ -236,7 +255,7 @@ def _answer(truth: GradientTruth, evidence: Evidence, named: Named) -> Answer:
     with np.errstate(all="ignore"):
         made = _made(truth, variant)
         killed = truth.apart(made, right) > CORRECT
-        apart = {one: _own_ratio(truth, one, made[one]) for one in truth.sent}
+        apart = {one: _own_ratio(truth, evidence.growth[one], one, made[one]) for one in truth.sent}
         is_part = any(apart[one] > CORRECT for one in truth.sent if one not in evidence.wrong)
         is_part |= is_of_forward and evidence.is_output_right
         if is_part:
@@ -252,9 +271,15 @@ def _answer(truth: GradientTruth, evidence: Evidence, named: Named) -> Answer:
     return Answer(Candidate((name,), case, arrays, did), killed, ratio, is_proof, is_part)
 
 
-def _own_ratio(truth: GradientTruth, name: str, made: np.ndarray) -> float:
-    """The distance of a gradient that was sent to that of a mistake, in baselines of the mistake."""
-    apart = distances(truth.sent[name], made) / _own_limits(truth, name, made)
+def _own_ratio(truth: GradientTruth, growth: float, name: str, made: np.ndarray) -> float:
+    """The distance of a gradient that was sent to that of a mistake, in baselines of the mistake.
+
+    These are larger in rows that are larger, as those of most right rows are. growth: see Evidence
+    """
+    limits = truth.limits.limits[name]
+    limits = np.maximum(limits, growth * _largest_of_rows(made)) if growth else limits
+    apart = distances(truth.sent[name], made)
+    apart /= limits
     return float(apart.max(initial=0.0))
 
 
@@ -292,19 +317,21 @@ def _made(truth: GradientTruth, variant: Variant) -> Gradients:
     return made
 
 
-def _own_limits(truth: GradientTruth, name: str, made: np.ndarray) -> np.ndarray:
-    """The limits of rounding for wrong gradients: larger in rows that are larger, as those of most right rows are."""
+def _growth(truth: GradientTruth, name: str) -> float:
+    """The limits of most rows of a gradient in parts of their largest right number; 0 if there is none."""
     right, limits = truth.case.right[name], truth.limits.limits[name]
     if not right.ndim:
-        return limits
-    rows, least, most = (_largest_of_rows(array) for array in (made, right, limits))
+        return 0.0
+    least, most = (_largest_of_rows(array) for array in (right, limits))
     relative = most[least > 0] / least[least > 0]
-    return limits if not relative.size else np.maximum(limits, np.quantile(relative, TYPICAL) * rows)
+    return float(np.quantile(relative, TYPICAL)) if relative.size else 0.0
 
 
 def _largest_of_rows(array: np.ndarray) -> np.ndarray:
-    found: np.ndarray = np.max(np.abs(array), axis=-1, keepdims=True, where=np.isfinite(array), initial=0.0)
-    return found
+    sizes = np.abs(array)
+    found: np.ndarray = np.max(sizes, axis=-1, keepdims=True, initial=0.0)
+    is_whole = math.isfinite(found.max(initial=0.0))
+    return found if is_whole else np.max(sizes, axis=-1, keepdims=True, where=np.isfinite(sizes), initial=0.0)
 
 
 def _hypotheses(answers: list[Answer], evidence: Evidence) -> list[Hypothesis]:
@@ -338,9 +365,7 @@ def _unexplained(evidence: Evidence, arrays: Gradients) -> float:
     total = 0.0
     for name, sent in evidence.sent.items():
         errors = distances(sent, arrays[name]) * evidence.units[name]
-        finite, from_right = np.isfinite(errors), distances(sent, evidence.right[name]) * evidence.units[name]
-        most = NON_FINITE * np.max(from_right, where=np.isfinite(from_right), initial=1.0)
-        total += float(np.mean(np.square(np.where(finite, errors, most))))
+        total += float(np.mean(np.square(np.where(np.isfinite(errors), errors, evidence.most[name]))))
     return total
 
 

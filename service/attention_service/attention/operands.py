@@ -26,7 +26,8 @@ def as_cast(spec: AttentionSpec, dtype: np.dtype) -> AttentionSpec:
 def _cast_fields(part: Any, dtype: np.dtype, pointer: str, *, non_finite: bool) -> dict[str, Any]:
     """The fields of a request, or of an object in it, that are arrays with a type or have such arrays in them."""
     changed: dict[str, Any] = {}
-    for name, declared in field_types(type(part)).items():
+    kind: Any = type(part)
+    for name, declared in field_types(kind).items():
         value, place = getattr(part, name), f"{pointer}/{name}"
         if is_dataclass(value):
             inner = _cast_fields(value, dtype, place, non_finite=non_finite)

@@ -91,7 +91,8 @@ def floors(
 
 def right_weights(case: Case, answer: Answer) -> np.ndarray | None:
     """The weights of an answer if they are those of the softmax of the case's scores; None if they may be others."""
-    is_right = case.softmax is attention and not (case.over_queries or case.edits or case.of_whole)
+    is_right = case.softmax is attention and case.plan.normalization == "softmax"
+    is_right = is_right and not (case.over_queries or case.edits or case.of_whole)
     is_right = is_right and np.array_equal(case.head_order, np.arange(len(case.head_order)))
     return answer.weights if is_right and case.rounding.exponentials is None else None
 
@@ -177,7 +178,7 @@ def steps_of(
             legal = _error_of_liberties(case, sample, problem, weights)
         if of_scores or problem.normalization == "sum":
             errors = _sum_steps(case) * products + inherited + 2 * np.abs(scores)
-            errors = _by_weight(errors, weights) if is_softmax else errors
+            errors = _by_weight(errors, weights)
         inexact = largest(_steps_of_tokens(case, "value", worst=False))
         if problem.normalization == "sum":
             return ErrorSteps(largest(errors), *_of_quotients(scores, errors, value, inexact, unit), legal)
@@ -191,13 +192,13 @@ def steps_of(
         return ErrorSteps(largest(errors), moved, (moved * value + inexact) * total, legal)
 
 
-def _by_weight(errors: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def _by_weight(errors: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
     """What the errors of the scores of a row, (b, h, r, k) or one 0, make of its softmax, (b, h, r).
 
     An error counts by the weight of its key, for the key itself and for the sum: Σ w · (error + Σ w · error). So a bias
     of -1e9, which hides a key, has none. At most the largest error of a key that has a weight.
     """
-    if not errors.ndim:
+    if not errors.ndim or weights is None:  # of scores that are not those of a softmax
         return errors
     counted = np.where(weights > 0, errors, 0)
     most = counted.max(axis=-1)
@@ -217,7 +218,7 @@ def _largest_visible_value(problem: Problem) -> float:
     """The largest number of the values of keys that some query sees: those of hidden keys count for nothing."""
     if problem.visible is None:
         return largest(problem.value)
-    visible = problem.visible.any(axis=2)
+    visible = np.asarray(problem.visible.any(axis=2))
     return largest(problem.value if visible.all() else np.where(visible[..., None], problem.value, 0))
 
 

@@ -6,12 +6,12 @@ import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
-from functools import cache, cached_property, partial
-from typing import Any, Final, get_type_hints
+from functools import cached_property, partial
+from typing import Any, Final
 
 import numpy as np
 
-from attention_service.attention.spec import AttentionSpec
+from attention_service.attention.spec import AttentionSpec, Operand, Parameter, field_types
 from attention_service.backends.base import Backend, Check
 from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.baseline import CORRECT
@@ -45,6 +45,8 @@ TYPICAL: Final = 0.9
 LEAST_UNIT: Final = 1e-3
 # A number that is infinite or NaN in one of two arrays only counts as so many times the largest error.
 NON_FINITE: Final = 10.0
+# The types of fields that are arrays.
+ARRAYS: Final = (np.ndarray | None, Operand | None, Parameter | None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,11 +70,8 @@ class Evidence:
     @cached_property
     def most(self) -> Mapping[str, float]:
         """By wrong gradient, for how much an error counts that is no number."""
-        found = {}
-        for name, sent in self.sent.items():
-            errors = distances(sent, self.right[name]) * self.units[name]
-            found[name] = NON_FINITE * float(np.max(errors, where=np.isfinite(errors), initial=1.0))
-        return found
+        errors = {name: distances(sent, self.right[name]) * self.units[name] for name, sent in self.sent.items()}
+        return {name: NON_FINITE * float(np.max(of, where=np.isfinite(of), initial=1.0)) for name, of in errors.items()}
 
     @cached_property
     def can_prove(self) -> bool:
@@ -234,13 +233,7 @@ def _value(kind: type, name: str, value: Any, former: Any) -> Any:
         return np.asarray(value)
     if isinstance(value, str):
         return value if name == "normalization" else NotImplemented
-    return np.asarray(value) if _types(kind)[name] == np.ndarray | None else value
-
-
-@cache
-def _types(kind: type) -> dict[str, Any]:
-    """The types of the fields of a class, read once: reading them takes longer than planning a request."""
-    return get_type_hints(kind)
+    return np.asarray(value) if field_types(kind)[name] in ARRAYS else value
 
 
 def _answer(truth: GradientTruth, evidence: Evidence, named: Named) -> Answer:

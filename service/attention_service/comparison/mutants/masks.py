@@ -54,14 +54,19 @@ def mask_inverted(case: Case) -> Iterator[Case]:
         yield case.with_term(replace(bias, numbers=np.where(shown, -np.inf, 0.0)), {"bias": "inverted"}, detail="bias")
 
 
+class _AddedMask(Bias):
+    """A mask that is added beside a bias, a term of no request."""
+
+    __slots__ = ()
+
+
 @mutant("mask.added", "The mask is added to the scores, as numbers 0 and 1.")
 def mask_added(case: Case) -> Iterator[Case]:
     mask = case.term(Mask)
     if mask:
-        numbers = mask.booleans.astype(np.float64)
-        bias = case.term(Bias)
-        without = case.without(Mask)
-        yield without.with_term(Bias(numbers if bias is None else bias.numbers + numbers), None)
+        numbers = mask.booleans.astype(np.float16)  # a search keeps many of them
+        kind = Bias if case.term(Bias) is None else _AddedMask
+        yield case.without(Mask).with_term(kind(numbers), None)
 
 
 @mutant("mask.transposed", "The mask is transposed: queries and keys are swapped.")

@@ -29,8 +29,8 @@ from attention_service.comparison.samples import MAX_OUTPUTS, most_scores, sampl
 from attention_service.comparison.search import PAIR_SCORES
 from attention_service.comparison.truth import Question
 
-# Copies of the scores of a block or sample that a thread has at the same time, and of its keys and values, without steps
-# of these and with some.
+# Copies of the scores of a block or sample that a thread has at the same time, and of its keys and values: if no step
+# changes these, and if some does.
 COPIES: Final = 8
 VALUE_COPIES: Final = (1, 2)
 # Scores of a sample that are kept for mutants with other operands, without options and with them; those of a block, of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from attention_service.attention.plan import Plan
 from attention_service.attention.planning import make_plan
 from attention_service.attention.result import request_axes
 from attention_service.attention.shapes import reordered
-from attention_service.attention.spec import AttentionSpec
+from attention_service.attention.spec import AttentionSpec, Operand, Parameter, field_types
 from attention_service.attention.tiles import Tiling
 from attention_service.backends.base import Check, no_check
 from attention_service.backends.dense.backward import Backward
@@ -34,6 +34,8 @@ Sums = dict[str, np.ndarray]
 TILE: Final = 2**18
 # Numbers of the terms of sums, which are kept beside each other; of larger gradients they are not told.
 MOST_TERMS: Final = 2**22
+# The types of fields that are arrays.
+ARRAYS: Final = (np.ndarray | None, Operand | None, Parameter | None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,3 +162,30 @@ def leaves(arrays: Mapping[str, Any], prefix: str = "") -> dict[str, np.ndarray]
         elif (prefix + name).startswith(PREFIX):
             found[prefix + name] = np.asarray(value)
     return found
+
+
+def changed_spec(spec: AttentionSpec, change: Mapping[str, Any] | None) -> AttentionSpec | None:
+    """The request that a change of fields makes; None if it is not said in values, as "transposed" of a mask."""
+    if not change:
+        return None
+    values = {name: _value(AttentionSpec, name, value, getattr(spec, name)) for name, value in change.items()}
+    if any(value is NotImplemented for value in values.values()):
+        return None
+    return with_fields(spec, values)
+
+
+def _value(kind: type, name: str, value: Any, former: Any) -> Any:
+    """A field of a changed request as its class holds it; NotImplemented for words that stand for many numbers."""
+    if value is None:
+        return AttentionSpec._field_defaults[name] if kind is AttentionSpec else None
+    if isinstance(value, Mapping):
+        if not is_dataclass(former) or isinstance(former, type):
+            return NotImplemented
+        inner = {one: _value(type(former), one, item, getattr(former, one)) for one, item in value.items()}
+        is_said = all(item is not NotImplemented for item in inner.values())
+        return replace(former, **inner) if is_said else NotImplemented
+    if isinstance(value, list):
+        return np.asarray(value)
+    if isinstance(value, str):
+        return value if name == "normalization" else NotImplemented
+    return np.asarray(value) if field_types(kind)[name] in ARRAYS else value

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Final
 
 import numpy as np
 
-from attention_service.attention.spec import AttentionSpec, Operand, Parameter, field_types
+from attention_service.attention.spec import AttentionSpec
 from attention_service.backends.base import Backend, Check
 from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.baseline import CORRECT
@@ -20,7 +20,7 @@ from attention_service.comparison.candidates import ratio as apart
 from attention_service.comparison.case import INEXPRESSIBLE, Case
 from attention_service.comparison.errors import distances, largest_number
 from attention_service.comparison.evidence import PROOF, Hypothesis
-from attention_service.comparison.gradients.case import GradientCase, Gradients, make_case, names_in, with_fields
+from attention_service.comparison.gradients.case import GradientCase, Gradients, changed_spec, make_case, names_in
 from attention_service.comparison.gradients.judge import GradientQuestion, GradientTruth, gradient_truth
 from attention_service.comparison.gradients.mutants import GRADIENT_MUTANTS
 from attention_service.comparison.gradients.mutants.table import Variant
@@ -45,8 +45,6 @@ TYPICAL: Final = 0.9
 LEAST_UNIT: Final = 1e-3
 # A number that is infinite or NaN in one of two arrays only counts as so many times the largest error.
 NON_FINITE: Final = 10.0
-# The types of fields that are arrays.
-ARRAYS: Final = (np.ndarray | None, Operand | None, Parameter | None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,33 +205,6 @@ def _differentiated(case: GradientCase, spec: AttentionSpec) -> Gradients:
         return make_case(spec, np.dtype(np.float64), names_in(case.names, spec), case.check).right
     except InvalidRequest:
         return {}
-
-
-def changed_spec(spec: AttentionSpec, change: Mapping[str, Any] | None) -> AttentionSpec | None:
-    """The request that a change of fields makes; None if it is not said in values, as "transposed" of a mask."""
-    if not change:
-        return None
-    values = {name: _value(AttentionSpec, name, value, getattr(spec, name)) for name, value in change.items()}
-    if any(value is NotImplemented for value in values.values()):
-        return None
-    return with_fields(spec, values)
-
-
-def _value(kind: type, name: str, value: Any, former: Any) -> Any:
-    """A field of a changed request as its class holds it; NotImplemented for words that stand for many numbers."""
-    if value is None:
-        return AttentionSpec._field_defaults[name] if kind is AttentionSpec else None
-    if isinstance(value, Mapping):
-        if not is_dataclass(former) or isinstance(former, type):
-            return NotImplemented
-        inner = {one: _value(type(former), one, item, getattr(former, one)) for one, item in value.items()}
-        is_said = all(item is not NotImplemented for item in inner.values())
-        return replace(former, **inner) if is_said else NotImplemented
-    if isinstance(value, list):
-        return np.asarray(value)
-    if isinstance(value, str):
-        return value if name == "normalization" else NotImplemented
-    return np.asarray(value) if field_types(kind)[name] in ARRAYS else value
 
 
 def _answer(truth: GradientTruth, evidence: Evidence, named: Named) -> Answer:

@@ -227,11 +227,11 @@ def test_the_operands_of_a_made_input_are_estimated_by_hand() -> None:
 
 
 def test_the_operands_of_a_comparison_are_estimated_by_hand() -> None:
-    """2 · 3 · 8 + 2 · 4 · (8 + 5) numbers in float64, as given and as if they had other axes, beside outputs."""
+    """2 · 3 · 8 + 2 · 4 · (8 + 5) numbers in float64, as given and as if they had other axes; the latter once more."""
     question = make_question(Decoded({**heads(1, 2, 2, 3, 4, 8, 5), "query_offset": 1}, frozenset()))
     arrays, work = parts_of(question, 1)
     assert arrays == 8 * (48 + 104)
-    assert work.copied - HEAD_BYTES * 2 * 3 * 5 == 8 * (48 + 104)
+    assert work.copied - HEAD_BYTES * 2 * 3 * 5 == 8 * (48 + 2 * 104)
     made = max(suggestion_bytes(one, ("output",)) for one in recipes(question))
     assert comparison_bytes(question) == OBJECTS + arrays + max(made, work.bytes)
 

@@ -48,7 +48,7 @@ SENT_BYTES: Final = 16
 JUDGED_BYTES: Final = 32
 # The same for each number of query, key and value whose errors go through their steps.
 STEPPED_BYTES: Final = 24
-TOLD_BYTES: Final = 32
+TOLD_BYTES: Final = 56
 # All of them together, of an output of a made input.
 ARRAY_BYTES: Final = 64
 # The same for the outputs of heads, of which there is the reference, a copy in other axes and one of an edge.
@@ -141,11 +141,11 @@ def parts_of(question: Question, workers: int) -> tuple[int, Work]:
 
 def _copied(plan: Plan) -> int:
     """The bytes of what mistakes copy whole: operands as if their memory had other axes, values without padding, keys
-    after their steps."""
+    after their steps; and of keys and values while they are copied."""
     h, g, b, q, k, d, e = plan.sizes
     axes = b * (h * q * d + g * k * (d + e)) if h > 1 and max(q, k) > 1 else 0
     values = b * g * k * e * any(isinstance(term, KeyMask | KeyLengths) for term in plan.terms)
-    return 8 * (axes + values + b * g * k * d * bool(plan.steps[1]))
+    return 8 * (axes + values + b * g * k * (d + e) + b * g * k * d * bool(plan.steps[1]))
 
 
 def _table_bytes(plan: Plan) -> int:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cache
-from typing import Any, Final, get_args, get_type_hints
+from typing import Any, Final, get_args
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from attention_service.attention.outputs import OUTPUTS, outputs_of
 from attention_service.attention.roles import Roles
 from attention_service.attention.score_term import Frame
 from attention_service.attention.shapes import canonical
-from attention_service.attention.spec import AttentionSpec, Gradient, Layout, Operand, Parameter
+from attention_service.attention.spec import AttentionSpec, Gradient, Layout, Operand, Parameter, field_types
 from attention_service.errors import FieldConflict, MissingField, ShapeMismatch, shape
 
 PREFIX: Final = "grad_"
@@ -28,15 +27,9 @@ _OPERAND: Final = Operand | None
 _PARAMETER: Final = Parameter | None
 
 
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    """The types of the fields of a class, read once: reading them takes longer than planning a request."""
-    return get_type_hints(kind, include_extras=True)
-
-
 def gradient_names() -> tuple[str, ...]:
     """The dotted names of all gradients that a response may have: one for each array."""
-    hints = _hints(AttentionSpec)
+    hints = field_types(AttentionSpec)
     return tuple(PREFIX + name for field in FIELDS for name in _array_names(hints[field], field))
 
 
@@ -45,7 +38,7 @@ def _array_names(hint: Any, place: str) -> Iterator[str]:
     kinds: list[Any] = [kind for kind in get_args(hint) if is_dataclass(kind)]
     if not kinds:
         yield place
-    for name, inner in _hints(kinds[0]).items() if kinds else ():
+    for name, inner in field_types(kinds[0]).items() if kinds else ():
         if inner in (_OPERAND, _PARAMETER) or any(map(is_dataclass, get_args(inner))):
             yield from _array_names(inner, f"{place}.{name}")
 
@@ -131,10 +124,10 @@ def _leaves(value: Any, place: str, field: str) -> Iterator[FieldGradient]:
     """The gradients of a field, of each array in it if it is an object."""
     if not is_dataclass(value):
         array = np.asarray(value)
-        yield FieldGradient(place, array.shape, _hints(AttentionSpec)[field] == _OPERAND)
+        yield FieldGradient(place, array.shape, field_types(AttentionSpec)[field] == _OPERAND)
         return
     kind: Any = type(value)
-    declared = _hints(kind)
+    declared = field_types(kind)
     for inner in fields(value):
         item = getattr(value, inner.name)
         if is_dataclass(item):

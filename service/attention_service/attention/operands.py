@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import is_dataclass, replace
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from attention_service.attention.arrays import cast, cast_and_norms, compute_dtype
 from attention_service.attention.plan import Plan
 from attention_service.attention.shapes import canonical, entry_after_entry
-from attention_service.attention.spec import AttentionSpec, Operand, Parameter
+from attention_service.attention.spec import AttentionSpec, Operand, Parameter, field_types
 
 
 @np.errstate(all="ignore")
@@ -26,7 +26,8 @@ def as_cast(spec: AttentionSpec, dtype: np.dtype) -> AttentionSpec:
 def _cast_fields(part: Any, dtype: np.dtype, pointer: str, *, non_finite: bool) -> dict[str, Any]:
     """The fields of a request, or of an object in it, that are arrays with a type or have such arrays in them."""
     changed: dict[str, Any] = {}
-    for name, declared in get_type_hints(type(part), include_extras=True).items():
+    kind: Any = type(part)
+    for name, declared in field_types(kind).items():
         value, place = getattr(part, name), f"{pointer}/{name}"
         if is_dataclass(value):
             inner = _cast_fields(value, dtype, place, non_finite=non_finite)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal, NamedTuple
+from functools import cache
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_type_hints
 
 import numpy as np
 
@@ -246,3 +247,9 @@ class AttentionSpec(NamedTuple):
     def without_sources(self) -> AttentionSpec:
         """The same request without the arrays that query, key and value come from."""
         return self._replace(query=None, key=None, value=None, input=None, context=None)
+
+
+@cache
+def field_types(kind: Any) -> dict[str, Any]:
+    """The types of the fields of a class, read once: reading them takes longer than planning a request."""
+    return get_type_hints(kind, include_extras=True)

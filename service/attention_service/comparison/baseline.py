@@ -11,7 +11,7 @@ import numpy as np
 from attention_service.attention.arrays import compute_dtype
 from attention_service.comparison.case import Case
 from attention_service.comparison.errors import distance, largest, ulp
-from attention_service.comparison.floors import floors
+from attention_service.comparison.floors import floors, right_weights
 from attention_service.comparison.legal import legal_roundings
 from attention_service.comparison.problem import Answer, rounded
 from attention_service.comparison.sample import Sample
@@ -41,12 +41,15 @@ def arrays_of(answer: Answer, names: Collection[str]) -> dict[str, np.ndarray]:
     return {name: array for name, array in found.items() if array is not None}
 
 
-def baselines(case: Case, sample: Sample, right: Arrays, dtype: np.dtype) -> dict[str, float]:
+def baselines(
+    case: Case, sample: Sample, right: Arrays, dtype: np.dtype, see: Callable[[Arrays], None] | None = None
+) -> dict[str, float]:
     """The largest error that legal rounding explains, of each array of a sample.
 
     right: the arrays of the case in float64. A fourth of the unit in the last place is added to `legal_errors`.
+    see: as of `legal_errors`
     """
-    errors = legal_errors(case, sample, right, dtype)
+    errors = legal_errors(case, sample, right, dtype, see)
     return {name: limit(error, 0.0, right[name], stored_dtype(name, dtype)) for name, error in errors.items()}
 
 
@@ -58,8 +61,15 @@ def legal_errors(
     see: gets what each of `rounded_cases` returns
     """
     cases = rounded_cases(case, dtype)
-    found = floors(case, cases[0], sample, right)
-    for answer in case.each(lambda variant: arrays_of(solve(variant, sample), right), cases):
+
+    def answered(variant: Case) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+        answer = solve(variant, sample)
+        least = floors(case, variant, sample, right, right_weights(variant, answer)) if variant is cases[0] else {}
+        return arrays_of(answer, right), least
+
+    found: dict[str, float] = {}
+    for answer, least in case.each(answered, cases):
+        found |= least
         stored = {name: rounded(array, stored_dtype(name, dtype)) for name, array in answer.items()}
         if see is not None:
             see(stored)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from attention_service.schemas.compare import ArrayErrors, UlpErrors
 RELATIVE_FLOOR: Final = 1e-3
 # Elements that are measured at a time.
 PART: Final = 2**15
+# Elements of arrays that are compared at a time, and of which no copy is made.
+LARGE: Final = 2**18
 NOTHING: Final = np.empty(0)
 # Numbers whose squares can be summed up in float64.
 SQUARABLE: Final = 1e140
@@ -24,10 +26,11 @@ _FORMATS: Final = {"float64": (53, -1022), "float32": (24, -126), "float16": (11
 
 def measure(actual: np.ndarray, reference: np.ndarray, dtype: np.dtype) -> ArrayErrors:
     """The errors of an array. Both have the same shape; dtype: the caller's type, for ULPs"""
-    actual, reference = np.asarray(actual).reshape(-1), np.asarray(reference).reshape(-1)
-    sizes = largest(actual), largest(reference)
-    parts, ulps, done, non_finite = [], np.empty(actual.size), 0, 0
-    for start in range(0, actual.size, PART):
+    actual, reference = np.asarray(actual), np.asarray(reference)
+    size, sizes = actual.size, (largest(actual), largest(reference))
+    actual, reference = _flat(actual), _flat(reference)
+    parts, ulps, done, non_finite = [], np.empty(size), 0, 0
+    for start in range(0, size, PART):
         one, right = (array[start : start + PART].astype(np.float64) for array in (actual, reference))
         finite = np.isfinite(one) & np.isfinite(right)
         if not finite.all():
@@ -56,6 +59,11 @@ def measure(actual: np.ndarray, reference: np.ndarray, dtype: np.dtype) -> Array
         ulp=UlpErrors(max=float(ulps.max()), p99=float(np.quantile(ulps, 0.99, overwrite_input=True)), above_one=above),
         non_finite=non_finite,
     )
+
+
+def _flat(array: np.ndarray) -> Any:
+    """The elements of an array in order, of which parts may be taken: no copy of a large one."""
+    return array.reshape(-1) if array.flags.c_contiguous or array.size < LARGE else array.flat
 
 
 class _Part(NamedTuple):
@@ -107,6 +115,12 @@ def distances(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 def distance(one: np.ndarray, other: np.ndarray) -> float:
     """The largest difference of two arrays; inf if one is infinite or NaN where the other is another number."""
+    if one.size > LARGE and one.ndim > 1 and one.shape == other.shape:  # in parts, which take less memory
+        count = min(len(one), -(-one.size // LARGE)) if len(one) > 1 else 1
+        if count == 1:
+            return distance(one[0], other[0])
+        pairs = zip(np.array_split(one, count), np.array_split(other, count), strict=True)
+        return max(distance(*pair) for pair in pairs)
     return float(distances(one, other).max(initial=0.0))
 
 
@@ -137,7 +151,8 @@ def ulp(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 def largest(array: np.ndarray) -> float:
     """The largest magnitude of the finite numbers of an array; 0 if there is none."""
-    return float(np.max(np.abs(array), where=np.isfinite(array), initial=0.0))
+    found = max(float(np.max(array, initial=0.0)), -float(np.min(array, initial=0.0)))
+    return found if math.isfinite(found) else float(np.max(np.abs(array), where=np.isfinite(array), initial=0.0))
 
 
 def largest_number(dtype: np.dtype) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from threading import Event
 from typing import Final
 
@@ -15,6 +15,7 @@ from attention_service.comparison.baseline import CORRECT, Arrays, arrays_of, ba
 from attention_service.comparison.candidates import Candidate, ratio, unexplained
 from attention_service.comparison.case import INEXPRESSIBLE, Case
 from attention_service.comparison.errors import distance, distances
+from attention_service.comparison.row_errors import judges_rows, mean_squares
 from attention_service.comparison.sample import Sample, blocks, everything
 from attention_service.comparison.solve import solve
 
@@ -82,6 +83,7 @@ class Evidence:
     """An output for a sample: what the kernel returned, what is right, and the baselines.
 
     wrong: the names of the arrays that are wrong on all rows; the others are right
+    squares: of the errors of each legal rounding, of the arrays whose rows are judged, see `legal_squares`
     """
 
     case: Case
@@ -90,6 +92,7 @@ class Evidence:
     right: Arrays
     baselines: Mapping[str, float]
     wrong: frozenset[str]
+    squares: Mapping[str, list[np.ndarray]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -106,7 +109,14 @@ class Evidence:
         """
         right = arrays_of(solve(case, sample), names if actual is None else actual)
         sent = {} if actual is None else {name: sample.of(actual[name]) for name in right}
-        return cls(case, sample, sent, right, baselines(case, sample, right, case.dtype), wrong & right.keys())
+        squares: dict[str, list[np.ndarray]] = {name: [] for name in right if judges_rows(case, name)}
+
+        def see(stored: Arrays) -> None:
+            for name, own in squares.items():
+                own.append(mean_squares(stored[name], right[name]))
+
+        limits = baselines(case, sample, right, case.dtype, see)
+        return cls(case, sample, sent, right, limits, wrong & right.keys(), squares)
 
     def of_seen(self, far: Iterable[str]) -> Evidence:
         """The evidence without wrong arrays that are right in the sample. far: those whose largest error is wrong"""

@@ -20,12 +20,13 @@ from attention_service.comparison.case import Case
 from attention_service.comparison.errors import epsilon, largest
 from attention_service.comparison.legal import EXP2_ERROR, TANH_ERROR
 from attention_service.comparison.problem import (
+    Answer,
     Problem,
     attention,
     masked_scores,
     scaled_scores,
     sigmoid,
-    without_values,
+    weights_of,
 )
 from attention_service.comparison.sample import Sample, blocks, everything
 from attention_service.comparison.solve import make_problem, operand, spread_of_scores, stepped
@@ -64,15 +65,17 @@ def step(dtype: np.dtype) -> float:
     return epsilon(compute_dtype(dtype)) / 4
 
 
-def floors(case: Case, plain: Case, sample: Sample, right: Mapping[str, np.ndarray]) -> dict[str, float]:
+def floors(
+    case: Case, plain: Case, sample: Sample, right: Mapping[str, np.ndarray], weights: np.ndarray | None = None
+) -> dict[str, float]:
     """The least baseline of output, logsumexp and weights, as far as they are in `right`.
 
     The error of the logsumexp is that of the scores, and √k + |logsumexp| for the sum over k keys; in half types at
     least that of the liberties. A gate multiplies that of the output, and so does the longest row of an output map.
 
-    plain: the case in the types of a plain computation
+    plain: the case in the types of a plain computation; weights: what this has, as of `right_weights`
     """
-    found = steps_of(case, plain, sample, of_scores="logsumexp" in right)
+    found = steps_of(case, plain, sample, of_scores="logsumexp" in right, weights=weights)
     outputs = _error_after_output_steps(case, sample, found.outputs)
     outputs *= 1.0 if case.gate is None else largest(case.gate)
     joins = case.plan.roles.output_map
@@ -84,6 +87,14 @@ def floors(case: Case, plain: Case, sample: Sample, right: Mapping[str, np.ndarr
         root = math.sqrt(case.plan.sizes.key_length)
         kept["logsumexp"] = found.scores + root + largest(right["logsumexp"])
     return {name: _floor(case, name, kept[name], found.legal) for name in right}
+
+
+def right_weights(case: Case, answer: Answer) -> np.ndarray | None:
+    """The weights of an answer if they are those of the softmax of the case's scores; None if they may be others."""
+    is_right = case.softmax is attention and case.plan.normalization == "softmax"
+    is_right = is_right and not (case.over_queries or case.edits or case.of_whole)
+    is_right = is_right and np.array_equal(case.head_order, np.arange(len(case.head_order)))
+    return answer.weights if is_right and case.rounding.exponentials is None else None
 
 
 def _error_after_output_steps(case: Case, sample: Sample, errors: float) -> float:
@@ -141,8 +152,12 @@ def _floor(case: Case, name: str, steps: float, legal: float) -> float:
     return min(max(steps * step(case.dtype), legal if name == "logsumexp" else 0.0), UNKNOWN)
 
 
-def steps_of(case: Case, plain: Case, sample: Sample, *, of_scores: bool) -> ErrorSteps:
+def steps_of(
+    case: Case, plain: Case, sample: Sample, *, of_scores: bool, weights: np.ndarray | None = None
+) -> ErrorSteps:
     """The errors of a sample. of_scores: False to leave those of scores out if nothing else needs them
+
+    weights: of the softmax of the plain case, (b, h, r, k), None to compute them
 
     That of weights is √k + |score| or |q| · |k|, and what they inherit from query and key after their maps and steps,
     as the root of both squares; each counts as `_by_weight` says. That of outputs is the same times max |v| and the
@@ -150,48 +165,65 @@ def steps_of(case: Case, plain: Case, sample: Sample, *, of_scores: bool) -> Err
     its error e counts, too: each weight s/t has an error of that of s, and of |s| · e / |t|, over |t|.
     """
     problem = make_problem(replace(plain, of_whole=None), sample)
-    seen, unit = problem.seen, step(case.dtype)
+    unit, is_softmax = step(case.dtype), problem.normalization == "softmax"
     with np.errstate(all="ignore"):
-        scores = np.where(seen, scaled_scores(problem), 0).astype(np.float64)
-        products, inherited = _errors_of_scores(case, sample, seen)
-        visible = np.expand_dims(
-            np.broadcast_to(seen, scores.shape).any(axis=2), -1
-        )  # values of hidden keys count for nothing
-        root, value = math.sqrt(case.plan.sizes.key_length), largest(np.where(visible, problem.value, 0))
+        scores = scaled_scores(problem)
+        if is_softmax and weights is None:
+            weights = weights_of(problem, scores.copy())
+        scores = _visible_only(problem, scores).astype(np.float64, copy=False)
+        products, inherited = _errors_of_scores(case, sample, problem)
+        root, value = math.sqrt(case.plan.sizes.key_length), _largest_visible_value(problem)
         errors, legal = np.zeros(()), 0.0
-        weights = without_values(problem).weights if problem.normalization == "softmax" else None
         if of_scores and case.dtype.itemsize < 4:
-            legal = _error_of_liberties(case, sample, problem)
+            legal = _error_of_liberties(case, sample, problem, weights)
         if of_scores or problem.normalization == "sum":
             errors = _sum_steps(case) * products + inherited + 2 * np.abs(scores)
-            errors = errors if weights is None else _by_weight(errors, weights)
+            errors = _by_weight(errors, weights)
         inexact = largest(_steps_of_tokens(case, "value", worst=False))
         if problem.normalization == "sum":
             return ErrorSteps(largest(errors), *_of_quotients(scores, errors, value, inexact, unit), legal)
         total = 1.0
         if problem.normalization == "sigmoid":
-            total = max(1.0, largest(np.where(seen, sigmoid(masked_scores(problem)), 0).sum(axis=-1)))
-        if weights is not None:
-            scores, products, inherited = (_by_weight(np.abs(one), weights) for one in (scores, products, inherited))
+            total = max(1.0, largest(np.where(problem.seen, sigmoid(masked_scores(problem)), 0).sum(axis=-1)))
+        if is_softmax:
+            scores = np.abs(scores, out=scores)
+            scores, products, inherited = (_by_weight(one, weights) for one in (scores, products, inherited))
         moved = math.hypot(max(root + largest(scores), largest(products)), largest(inherited))
         return ErrorSteps(largest(errors), moved, (moved * value + inexact) * total, legal)
 
 
-def _by_weight(errors: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def _by_weight(errors: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
     """What the errors of the scores of a row, (b, h, r, k) or one 0, make of its softmax, (b, h, r).
 
     An error counts by the weight of its key, for the key itself and for the sum: Σ w · (error + Σ w · error). So a bias
     of -1e9, which hides a key, has none. At most the largest error of a key that has a weight.
     """
-    if not errors.ndim:
+    if not errors.ndim or weights is None:  # of scores that are not those of a softmax
         return errors
-    together = 2 * (weights * np.where(weights > 0, errors, 0)).sum(axis=-1)
-    found: np.ndarray = np.minimum(together, np.max(errors, axis=-1, where=weights > 0, initial=0.0))
+    counted = np.where(weights > 0, errors, 0)
+    most = counted.max(axis=-1)
+    counted *= weights
+    found: np.ndarray = np.minimum(2 * counted.sum(axis=-1), most)
     return found
 
 
-def _error_of_liberties(case: Case, sample: Sample, problem: Problem) -> float:
-    """The error of a logsumexp by what right kernels of half types do.
+def _visible_only(problem: Problem, numbers: np.ndarray) -> np.ndarray:
+    """Numbers (b, h, r, k), which are overwritten: 0 where a key is hidden."""
+    if problem.visible is not None:
+        np.copyto(numbers, 0, where=np.logical_not(problem.visible))
+    return numbers
+
+
+def _largest_visible_value(problem: Problem) -> float:
+    """The largest number of the values of keys that some query sees: those of hidden keys count for nothing."""
+    if problem.visible is None:
+        return largest(problem.value)
+    visible = np.asarray(problem.visible.any(axis=2))
+    return largest(problem.value if visible.all() else np.where(visible[..., None], problem.value, 0))
+
+
+def _error_of_liberties(case: Case, sample: Sample, problem: Problem, weights: np.ndarray | None) -> float:
+    """The error of a logsumexp by what right kernels of half types do. weights: of a softmax, else None
 
     - The query is rounded after it was multiplied by the scale and log2(e): each number by ε/2 of itself, those of a
       score all alike (|score|) or at random (√Σ(q·k)²).
@@ -204,8 +236,7 @@ def _error_of_liberties(case: Case, sample: Sample, problem: Problem) -> float:
         error += epsilon(case.dtype) / 2 * largest(np.where(problem.seen, products * np.abs(problem.scale), 0))
     if problem.softcap is not None and "approximate_tanh" in case.liberties:
         error += TANH_ERROR * largest(np.where(problem.seen, scaled_scores(problem.changed(added=None)), 0))
-    weights = without_values(problem).weights
-    if weights is not None and problem.normalization == "softmax":
+    if weights is not None:
         most = weights.max(axis=-1)
         if "rounded_sum" in case.liberties:
             others = np.square(weights).sum(axis=-1) - np.square(most)
@@ -241,7 +272,7 @@ def _of_quotients(
     )
 
 
-def _errors_of_scores(case: Case, sample: Sample, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _errors_of_scores(case: Case, sample: Sample, problem: Problem) -> tuple[np.ndarray, np.ndarray]:
     """|q| · |k| and what the errors of q and k make of it, (b, h, r, k) or one 0, scaled; 0 where no key is visible."""
     query, key = tokens(case, "query", worst=False), tokens(case, "key", worst=False)
     rows, columns = sample.index, np.ix_(sample.batches, case.key_of_head[sample.heads])
@@ -251,11 +282,13 @@ def _errors_of_scores(case: Case, sample: Sample, seen: np.ndarray) -> tuple[np.
     own = query.lengths[rows][..., None] * scale
     added, growth = _largest_product(case, 0.0), _largest_product(case, 1.0)
     growth -= added  # what terms add is linear in the norm of the query
-    products = np.where(seen, own * (lengths + growth) + added * scale, 0)
+    products = own * (lengths + growth)
+    products += added * scale
+    products = _visible_only(problem, products)
     query_steps = query.steps[rows][..., None] * scale
     if not (query_steps.any() or steps.any()):
         return products, np.zeros(())
-    return products, np.where(seen, own * steps + query_steps * (lengths + growth), 0)
+    return products, _visible_only(problem, own * steps + query_steps * (lengths + growth))
 
 
 def tokens(case: Case, role: str, *, worst: bool) -> Tokens:

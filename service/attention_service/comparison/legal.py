@@ -83,7 +83,8 @@ def cubic_exp(numbers: np.ndarray) -> np.ndarray:
     part = powers - whole
     found = np.full_like(part, CUBIC[3])
     for coefficient in CUBIC[2::-1]:
-        found = found * part + part.dtype.type(coefficient)
+        found *= part
+        found += part.dtype.type(coefficient)
     return np.where(np.isneginf(numbers), numbers.dtype.type(0), np.ldexp(found, whole.astype(np.int32)))
 
 

@@ -11,10 +11,12 @@ import numpy as np
 
 from attention_service.attention.arrays import FLOATS, compute_dtype
 from attention_service.attention.cost import arrays_of, copied_bytes, peak_bytes, tile_bytes
+from attention_service.attention.plan import Plan
 from attention_service.attention.planning import make_plan
 from attention_service.attention.score_term import ScoreTerm
 from attention_service.attention.shapes import Sizes
 from attention_service.attention.terms import TERMS
+from attention_service.attention.terms.masks import KeyLengths, KeyMask
 from attention_service.attention.terms.relative import RelativeKeys
 from attention_service.attention.tiles import Tiling
 from attention_service.comparison.case import TILES, Case
@@ -27,9 +29,10 @@ from attention_service.comparison.samples import MAX_OUTPUTS, most_scores, sampl
 from attention_service.comparison.search import PAIR_SCORES
 from attention_service.comparison.truth import Question
 
-# Copies of the scores of a block or sample, and of its keys and values, that a thread has at the same time.
+# Copies of the scores of a block or sample that a thread has at the same time, and of its keys and values: if no step
+# changes these, and if some does.
 COPIES: Final = 8
-VALUE_COPIES: Final = 2
+VALUE_COPIES: Final = (1, 2)
 # Scores of a sample that are kept for mutants with other operands, without options and with them; those of a block, of
 # which fewer mutants are computed; values.
 KEPT_SCORES: Final = (24, 48)
@@ -37,9 +40,16 @@ KEPT_BLOCKS: Final = 8
 KEPT_VALUES: Final = 8
 # Scores that pairs of mistakes keep, for each score of their sample, likewise.
 PAIRS: Final = (300, 2000)
-# Copies of query, key and value in float64: as given, and as if their memory had other axes, in part for one role.
+# Copies of query, key and value of a made input in float64: as given, and what mistakes copy whole.
 OPERAND_COPIES: Final = 3
-# Copies of an array that was sent, in bytes for each element: as sent, as reference, and once for each legal rounding.
+# Copies of an array that was sent, in bytes for each element: as sent and as reference; those beside them while it is
+# judged, once for each legal rounding and as differences; and while facts are told of one.
+SENT_BYTES: Final = 16
+JUDGED_BYTES: Final = 32
+# The same for each number of query, key and value whose errors go through their steps.
+STEPPED_BYTES: Final = 24
+TOLD_BYTES: Final = 56
+# All of them together, of an output of a made input.
 ARRAY_BYTES: Final = 64
 # The same for the outputs of heads, of which there is the reference, a copy in other axes and one of an edge.
 HEAD_BYTES: Final = 24
@@ -49,8 +59,9 @@ REFERENCE_BYTES: Final = 128
 ANSWERS: Final = 96
 OPTION_ANSWERS: Final = 24
 MAX_ANSWERS: Final = 240
-# The same for masks, biases and selected keys, which mistakes change as a whole.
+# The same for biases and selected keys, and for masks of booleans, which mistakes change as a whole.
 TABLE_BYTES: Final = 24
+MASK_BYTES: Final = 12
 # Copies of gradients that a comparison has throughout: right, served, rounded, limits and what they are made of; of the
 # mistake of each worker; of outputs and their cotangents; and answers of mistakes that are kept for a sample.
 GRADIENT_COPIES: Final = 10
@@ -115,12 +126,33 @@ def parts_of(question: Question, workers: int) -> tuple[int, Work]:
     needs_all_heads = linear is not None or any(step.needs_all_heads for step in plan.output_steps)
     work = Work(sizes, names, features, needs_all_heads=needs_all_heads, scores=most_scores(names))
     work = replace(work, options=len(recipes(question)[0].options), workers=workers, has_pairs=True)
-    width = compute_dtype(plan.dtype).itemsize
-    tables = sum(array.size for array in arrays_of(plan))
-    tables += 2 * sum(term.keys.size for term in plan.terms if isinstance(term, RelativeKeys))  # with padding, too
-    arrays = work.operand_bytes(width) + ARRAY_BYTES * sent + HEAD_BYTES * others + TABLE_BYTES * tables
+    width, numbers, steps = compute_dtype(plan.dtype).itemsize, work.operands, any(plan.steps)
+    work = replace(
+        work,
+        has_steps=steps,
+        judged=(width + STEPPED_BYTES * steps) * numbers + JUDGED_BYTES * sent,
+        copied=_copied(plan) + HEAD_BYTES * others,
+        told=TOLD_BYTES * max((array.size for answer in answers for array in answer.values()), default=0),
+    )
+    arrays = 8 * numbers + SENT_BYTES * sent + _table_bytes(plan)
     arrays += copied_bytes(plan, question.spec) + question.reference * REFERENCE_BYTES * (sent or others)
     return arrays, work
+
+
+def _copied(plan: Plan) -> int:
+    """The bytes of what mistakes copy whole: operands as if their memory had other axes, values without padding, keys
+    after their steps; and of keys and values while they are copied."""
+    h, g, b, q, k, d, e = plan.sizes
+    axes = b * (h * q * d + g * k * (d + e)) if h > 1 and max(q, k) > 1 else 0
+    values = b * g * k * e * any(isinstance(term, KeyMask | KeyLengths) for term in plan.terms)
+    return 8 * (axes + values + b * g * k * (d + e) + b * g * k * d * bool(plan.steps[1]))
+
+
+def _table_bytes(plan: Plan) -> int:
+    """The bytes of the copies of masks, biases and other arrays of a plan."""
+    sizes = [(MASK_BYTES if array.dtype == bool else TABLE_BYTES) * array.size for array in arrays_of(plan)]
+    relative = sum(term.keys.size for term in plan.terms if isinstance(term, RelativeKeys))  # with padding, too
+    return sum(sizes) + 2 * TABLE_BYTES * relative
 
 
 def recipes(question: Question) -> tuple[Recipe, Recipe]:
@@ -148,8 +180,9 @@ class Work:
     """What the mutants of a case are computed from.
 
     names: of the arrays that are compared; features: of an output of a head; options: how many; scores, outputs: about
-    how many of them a sample has; has_pairs: True if pairs of mistakes are tried; room: see Case; workers: threads that
-    compute them
+    how many of them a sample has; has_pairs: True if pairs of mistakes are tried; has_steps: if something is done
+    to query, key or value; room: see Case; workers: threads that compute them
+    judged: bytes beside blocks while arrays are judged; copied: of what mistakes copy whole; told: while facts are told
     """
 
     sizes: Sizes
@@ -161,12 +194,21 @@ class Work:
     outputs: int = MAX_OUTPUTS
     room: int = Case.room
     has_pairs: bool = False
+    has_steps: bool = True
     workers: int = 1
+    judged: int = 0
+    copied: int = 0
+    told: int = 0
+
+    @property
+    def operands(self) -> int:
+        """The numbers of query, key and value."""
+        h, g, b, q, k, d, e = self.sizes
+        return b * (h * q * d + g * k * (d + e))
 
     def operand_bytes(self, width: int) -> int:
         """The bytes of the copies of query, key and value. width: bytes of a number in the type of the request"""
-        h, g, b, q, k, d, e = self.sizes
-        return (width + 8 * OPERAND_COPIES) * b * (h * q * d + g * k * (d + e))
+        return (width + 8 * OPERAND_COPIES) * self.operands
 
     @property
     def bytes(self) -> int:
@@ -181,18 +223,19 @@ class Work:
         in_sample = self._working(sample, sampled * keys * width)
         if self.has_pairs:
             pairs = PAIRS[self.options > 0] * min(sample, PAIR_SCORES)
-            in_sample += 2 * self._kept(pairs)  # the operands that they are made from are kept, too
+            in_sample += self._kept(pairs)
         operands = heads * keys * width
         in_blocks = self._working(block, operands)
         in_blocks += self.workers * self._kept(KEPT_BLOCKS * block + operands, largest=max(block, operands))
         operands = sampled * keys * width
         scores = KEPT_SCORES[self.options > 0] * sample
         kept = self._kept(scores + KEPT_VALUES * operands, largest=max(sample, operands))
-        return 8 * answers + kept + max(in_sample, in_blocks)
+        searching = 8 * answers + kept + self.copied + max(in_sample, in_blocks, self.told)
+        return max(searching, self.judged + in_blocks)
 
     def _working(self, scores: int, values: int) -> int:
         """The bytes that all threads compute with at a time."""
-        return 8 * self.workers * (COPIES * scores + VALUE_COPIES * values)
+        return 8 * self.workers * (COPIES * scores + VALUE_COPIES[self.has_steps] * values)
 
     def _kept(self, numbers: int, largest: int = 0) -> int:
         """The bytes of so many numbers, as far as `Sample.once` keeps them. largest: numbers of the largest entry"""

@@ -27,6 +27,8 @@ CONFIRMED_PRODUCTS: Final = 2**31
 # Coarse rounding shows if it is so many times as far off as needed: by its largest error, and in the mean.
 SURE: Final = 2.0
 SURE_MEAN: Final = 1.15
+# Numbers of two answers that are held against each other before all are.
+PROBED: Final = 16
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ def _unseen_roundings(evidence: Evidence, found: list[Candidate]) -> list[Candid
     In the mean of many rows they are alike; where only the largest error is judged, it must be far from legal.
     """
     right = evidence.right
-    legal = legal_rows(evidence.case, evidence.sample, right) if found else {}
+    legal = legal_rows(evidence.case, evidence.sample, evidence.squares) if found else {}
 
     def shows(one: Candidate) -> bool:
         if not legal:
@@ -172,12 +174,32 @@ def _distances(block: Sample, right: Arrays, one: Candidate) -> dict[str, float]
 
 def groups(killed: list[Candidate], limits: Mapping[str, float]) -> tuple[tuple[str, ...], ...]:
     """Groups of names whose first answers do not differ."""
-    found: list[list[Candidate]] = []
+    found: list[tuple[_Probe, list[Candidate]]] = []
     for one in {one.names[0]: one for one in reversed(killed)}.values():
-        for group in found:
-            if ratio(one.arrays, group[0].arrays, limits) <= CORRECT:
+        probe = _probe(one, limits)
+        for other, group in found:
+            if not _differ(probe, other) and ratio(one.arrays, group[0].arrays, limits) <= CORRECT:
                 group.append(one)
                 break
         else:
-            found.append([one])
-    return tuple(tuple(sorted(one.names[0] for one in group)) for group in found if len(group) > 1)
+            found.append((probe, [one]))
+    return tuple(tuple(sorted(one.names[0] for one in group)) for _, group in found if len(group) > 1)
+
+
+# Some numbers of each array of a candidate, with its baseline.
+_Probe = list[tuple[float, list[float]]]
+
+
+def _probe(one: Candidate, limits: Mapping[str, float]) -> _Probe:
+    return [
+        (limits[name], array.ravel()[:: -(-array.size // PROBED) or 1].tolist()) for name, array in one.arrays.items()
+    ]
+
+
+def _differ(one: _Probe, other: _Probe) -> bool:
+    """True if some numbers tell two answers with the same arrays apart, which most do."""
+    return any(
+        abs(mine - its) / limit > CORRECT
+        for (limit, numbers), (_, others) in zip(one, other, strict=True)
+        for mine, its in zip(numbers, others, strict=True)
+    )

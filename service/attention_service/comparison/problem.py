@@ -82,7 +82,8 @@ class Problem:
     @property
     def empty(self) -> np.ndarray:
         """(b, h, r), True where a query sees no key."""
-        return np.logical_not(self.seen.any(axis=-1))
+        seen = np.array(True)[None] if self.visible is None else self.visible
+        return np.broadcast_to(np.logical_not(seen.any(axis=-1)), self.scores.shape[:-1])
 
     def changed(self, **fields: Any) -> Problem:
         """This problem with other fields."""
@@ -131,6 +132,15 @@ def without_values(problem: Problem) -> Answer:
     return attention(problem.changed(value=problem.value[..., :1], bad_values=None))
 
 
+def weights_of(problem: Problem, scores: np.ndarray) -> np.ndarray:
+    """The right weights of a softmax. scores: (b, h, r, k), of which nothing is hidden yet; they are overwritten"""
+    weights = softmax(
+        problem.changed(value=problem.value[..., :0], bad_values=None), hidden_scores(problem, scores)
+    ).weights
+    assert weights is not None
+    return weights
+
+
 def sigmoid(numbers: np.ndarray) -> np.ndarray:
     """1 / (1 + exp(-x)) of each number, also where exp overflows."""
     small = np.exp(-np.abs(numbers))
@@ -138,9 +148,10 @@ def sigmoid(numbers: np.ndarray) -> np.ndarray:
 
 
 def softmax(problem: Problem, scores: np.ndarray) -> Answer:
-    """The answer from masked scores (b, h, r, k): softmax with the largest score subtracted."""
+    """The answer from masked scores (b, h, r, k), which are overwritten: softmax with the largest score subtracted."""
     rounding, largest = problem.rounding, row_max(scores, problem.sinks)
-    exponentials = rounding.exp(scores - largest)
+    scores -= largest
+    exponentials = np.exp(scores, out=scores) if rounding.exp is np.exp else rounding.exp(scores)
     if rounding.exponentials is not None:
         exponentials = rounded(exponentials, rounding.exponentials)
     total = row_sum(exponentials, rounding)
@@ -150,8 +161,13 @@ def softmax(problem: Problem, scores: np.ndarray) -> Answer:
 
 
 def finished(problem: Problem, exponentials: np.ndarray, total: np.ndarray, largest: np.ndarray) -> Answer:
-    """The answer from exp(scores - largest), their sum and the number that was subtracted, (b, h, r, 1) each."""
-    weights = np.divide(exponentials, total, out=np.zeros_like(exponentials), where=total != 0)
+    """The answer from exp(scores - largest), their sum and the number that was subtracted, (b, h, r, 1) each.
+
+    The exponentials are overwritten.
+    """
+    has_sum = total != 0
+    weights = np.divide(exponentials, total, out=exponentials, where=True if has_sum.all() else has_sum)
+    np.copyto(weights, 0, where=np.logical_not(has_sum))
     with np.errstate(divide="ignore"):
         logsumexp = largest[..., 0] + np.log(total[..., 0])
     return Answer(weighted(problem, weights), logsumexp, weights)
@@ -167,7 +183,7 @@ def diluted(count: int | np.ndarray, _: Problem, answer: Answer) -> Answer:
 
 
 def scaled_scores(problem: Problem) -> np.ndarray:
-    """The scores (b, h, r, k), scaled, capped and with everything added, before anything is hidden."""
+    """The scores (b, h, r, k), scaled, capped and with everything added, before anything is hidden: a new array."""
     scores, cap, rounding = problem.scores, problem.softcap, problem.rounding
     added, tanh = problem.added, rounding.tanh
     scores = scores if rounding.products is None else rounded(scores, rounding.products)
@@ -179,17 +195,21 @@ def scaled_scores(problem: Problem) -> np.ndarray:
     if problem.softcap_at == "scaled":
         scores = capped(scores, cap, tanh)
     if added is not None and not problem.scaled_bias:
-        scores = scores + added
+        scores += added
     if problem.softcap_at == "added":
         scores = capped(scores, cap, tanh)
     return scores if rounding.scores is None else rounded(scores * rounding.unit, rounding.scores) / rounding.unit
 
 
 def masked_scores(problem: Problem) -> np.ndarray:
-    """The scores (b, h, r, k) that the softmax is taken of."""
-    scores = scaled_scores(problem)
+    """The scores (b, h, r, k) that the softmax is taken of: a new array."""
+    return hidden_scores(problem, scaled_scores(problem))
+
+
+def hidden_scores(problem: Problem, scores: np.ndarray) -> np.ndarray:
+    """The scores that the softmax is taken of, from those that nothing is hidden of, which are overwritten."""
     if problem.visible is not None:
-        scores = np.where(problem.visible, scores, scores.dtype.type(problem.hidden_score))
+        np.copyto(scores, scores.dtype.type(problem.hidden_score), where=np.logical_not(problem.visible))
     return capped(scores, problem.softcap, problem.rounding.tanh) if problem.softcap_at == "masked" else scores
 
 
@@ -198,7 +218,10 @@ def capped(scores: np.ndarray, cap: float | None, tanh: Callable[[np.ndarray], n
     if cap is None:
         return scores
     limit = scores.dtype.type(cap)
-    return np.asarray(limit * tanh(scores / limit))
+    found = scores / limit
+    found = np.tanh(found, out=found) if tanh is np.tanh else tanh(found)
+    found *= limit
+    return np.asarray(found)
 
 
 def row_max(scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:

@@ -9,17 +9,16 @@ row has more than the whole share, so that a mean of them does not hang on the l
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from attention_service.comparison.baseline import Arrays, arrays_of, rounded_cases, stored_dtype
+from attention_service.comparison.baseline import rounded_cases
 from attention_service.comparison.case import Case
 from attention_service.comparison.errors import epsilon
 from attention_service.comparison.legal import CODED_WEIGHTS, TANH_ERROR
-from attention_service.comparison.problem import rounded
 from attention_service.comparison.sample import Sample
 from attention_service.comparison.solve import solve
 
@@ -84,18 +83,12 @@ class RowErrors:
         return max(float(self.ratios.max(initial=0.0)) / ROW, *(min(MOST, ratio) for ratio in parts))
 
 
-def legal_rows(case: Case, sample: Sample, right: Arrays) -> dict[str, np.ndarray]:
-    """The mean squares of legal errors of the rows of a sample, of each array that is judged by rows."""
-    names = [name for name in right if judges_rows(case, name)]
-    if not names:
-        return {}
-    answers = [arrays_of(solve(variant, sample), names) for variant in rounded_cases(case, case.dtype)]
-    found = {}
-    for name in names:
-        stored = stored_dtype(name, case.dtype)
-        squares = [mean_squares(rounded(arrays[name], stored), right[name]) for arrays in answers]
-        found[name] = evened(case, legal_squares(case, sample, name, squares))
-    return found
+def legal_rows(case: Case, sample: Sample, squares: Mapping[str, Sequence[np.ndarray]]) -> dict[str, np.ndarray]:
+    """The mean squares of legal errors of the rows of a sample, of each array that is judged by rows.
+
+    squares: of each of these arrays, see `legal_squares`
+    """
+    return {name: evened(case, legal_squares(case, sample, name, own)) for name, own in squares.items()}
 
 
 def shares_of(sent: np.ndarray, legal: np.ndarray) -> np.ndarray:
@@ -149,7 +142,12 @@ def mean_squares(array: np.ndarray, right: np.ndarray, unknown: float = np.inf) 
 
 
 def legal_squares(
-    case: Case, block: Sample, name: str, squares: Sequence[np.ndarray], sent: np.ndarray | float = np.inf
+    case: Case,
+    block: Sample,
+    name: str,
+    squares: Sequence[np.ndarray],
+    sent: np.ndarray | float = np.inf,
+    weights: np.ndarray | None = None,
 ) -> np.ndarray:
     """The mean squares of legal errors of the rows (b, h, r) of a block, of one array.
 
@@ -157,6 +155,7 @@ def legal_squares(
     at least what it is for most rows: a row of few keys may have less by chance.
 
     squares: of each of `rounded_cases`; sent: of what was sent, as only larger ones matter
+    weights: those of the plain computation, None to compute them
     """
     variants, (plain, *others) = rounded_cases(case, case.dtype), squares
     found = plain.copy()
@@ -166,8 +165,7 @@ def legal_squares(
         found += np.max(more, axis=0, initial=0.0) if more else 0.0
     larger = np.nonzero(sent > found)
     if name == "output" and "rounded_weights" in case.liberties and len(larger[0]):
-        # Once more, as weights of all blocks would take memory, and few rows of right kernels need them.
-        weights = solve(variants[0], block).weights
+        weights = solve(variants[0], block).weights if weights is None else weights
         assert weights is not None
         values = _squares_of_values(case)[block.batches[larger[0]], case.value_of_head[block.heads[larger[1]]]]
         values = values if block.columns is None else values[..., block.columns]
@@ -184,11 +182,12 @@ def put_rows(
     squares: Sequence[np.ndarray],
     sent: np.ndarray,
     right: np.ndarray,
+    weights: np.ndarray | None,
 ) -> None:
-    """Write the errors of the rows of a block. squares: see `legal_squares`; sent, right: the array (b, h, r, n)"""
+    """Write the errors of the rows of a block. sent, right: the array (b, h, r, n); others: see `legal_squares`"""
     own = mean_squares(sent, right, unknown=0.0)
     block.put(rows.sent, own)
-    block.put(rows.legal, legal_squares(case, block, name, squares, own))
+    block.put(rows.legal, legal_squares(case, block, name, squares, own, weights))
 
 
 def evened(case: Case, legal: np.ndarray) -> np.ndarray:

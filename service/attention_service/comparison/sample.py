@@ -13,7 +13,7 @@ from attention_service.attention.score_term import ScoreTerm
 from attention_service.attention.shapes import Sizes
 from attention_service.attention.tiles import visible_columns
 from attention_service.comparison.case import Case
-from attention_service.comparison.problem import attention
+from attention_service.comparison.problem import Answer, attention
 
 T = TypeVar("T")
 
@@ -28,20 +28,103 @@ PRODUCTS: Final = 2**28
 OPERANDS: Final = 2**21
 
 
+class Kept:
+    """What cases that share operands need in common, by a name and the identities of these operands.
+
+    held: arrays, or tuples and terms of them, that are there in any case, so that they do not count
+    """
+
+    def __init__(self, held: tuple[Any, ...] = ()) -> None:
+        self._held: frozenset[int] = frozenset()
+        self._held = frozenset(self._sizes(*held))
+        self._entries: dict[tuple[Any, ...], tuple[Any, Any, dict[int, int]]] = {}
+        self._answers: dict[tuple[Any, ...], Answer] = {}
+        self._uses: dict[int, int] = {}  # of each array, by its identity
+        self._bytes = 0
+        self._lock = Lock()
+
+    def once(self, room: int, name: str, make: Callable[[], T], *operands: Any) -> T:
+        """What `make` returns; see `Sample.once`."""
+        key = (name, *map(id, operands))
+        with self._lock:
+            if key in self._entries:
+                self._entries[key] = self._entries.pop(key)
+                found: T = self._entries[key][1]
+                return found
+        made = make()  # by two threads at once, rather than one after the other
+        with self._lock:
+            self._add(key, operands, made)
+            while len(self._entries) > 1 and self._all_bytes > room:
+                self._drop(next(iter(self._entries)))
+        return made
+
+    def forget(self) -> None:
+        """Drop all of it."""
+        with self._lock:
+            self._entries.clear()
+            self._answers.clear()
+            self._uses.clear()
+            self._bytes = 0
+
+    def _add(self, key: tuple[Any, ...], operands: tuple[Any, ...], made: Any) -> None:
+        self._drop(key)  # of another thread
+        sizes = self._sizes(*operands, made)
+        self._entries[key] = operands, made, sizes
+        if isinstance(made, Answer):
+            self._answers[key] = made
+        for one, size in sizes.items():
+            uses = self._uses.get(one, 0)
+            self._uses[one] = uses + 1
+            self._bytes += 0 if uses else size
+
+    def _drop(self, key: tuple[Any, ...]) -> None:
+        _, _, sizes = self._entries.pop(key, ((), None, {}))
+        self._answers.pop(key, None)
+        for one, size in sizes.items():
+            uses = self._uses.pop(one)
+            if uses > 1:
+                self._uses[one] = uses - 1
+            else:
+                self._bytes -= size
+
+    @property
+    def _all_bytes(self) -> int:
+        """The bytes of all that is kept; answers grow with what is computed of them."""
+        return self._bytes + sum(made.nbytes for made in self._answers.values())
+
+    def _sizes(self, *kept: Any) -> dict[int, int]:
+        """The bytes of arrays that are not held, by their identities: those in tuples and terms, too.
+
+        Of a view, they are those of its array.
+        """
+        found: dict[int, int] = {}
+        waiting = [*kept]
+        for one in waiting:  # which grows
+            if isinstance(one, np.ndarray):
+                while isinstance(one.base, np.ndarray):
+                    one = one.base
+                if id(one) not in self._held:
+                    found[id(one)] = one.nbytes
+            elif isinstance(one, tuple):
+                waiting += one
+            elif isinstance(one, ScoreTerm):
+                waiting += one.arrays
+        return found
+
+
 @dataclass(frozen=True, eq=False)
 class Sample:
     """Batch entries, heads and queries (rows) of which answers are compared; every combination of them.
 
     columns: the keys that are computed, None for all
-    kept: what cases that share operands need in common, by the identities of these; keeping: locks it
+    kept: what cases that share operands need in common
     """
 
     batches: np.ndarray
     heads: np.ndarray
     rows: np.ndarray
     columns: slice | None = None
-    kept: dict[tuple[Any, ...], tuple[tuple[Any, ...], Any]] = field(default_factory=dict)
-    keeping: Lock = field(default_factory=Lock)
+    kept: Kept = field(default_factory=Kept)
 
     def once(self, room: int, name: str, make: Callable[[], T], *operands: Any) -> T:
         """What `make` returns, an array or several, made once for these operands as long as there is room for it.
@@ -49,23 +132,11 @@ class Sample:
         The operands are kept, too. What was needed last is dropped last.
         room: bytes that are kept; one entry may have more
         """
-        key = (name, *map(id, operands))
-        with self.keeping:
-            if key in self.kept:
-                self.kept[key] = self.kept.pop(key)
-                found: T = self.kept[key][1]
-                return found
-        made = make()  # by two threads at once, rather than one after the other
-        with self.keeping:
-            while self.kept and _bytes(*self.kept.values(), operands, made) > room:
-                del self.kept[next(iter(self.kept))]
-            self.kept[key] = operands, made
-        return made
+        return self.kept.once(room, name, make, *operands)
 
     def forget(self) -> None:
         """Drop what was kept: blocks wait in a list until all of them are computed."""
-        with self.keeping:
-            self.kept.clear()
+        self.kept.forget()
 
     @property
     def index(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -85,19 +156,9 @@ class Sample:
         array[sample.index] = part
 
 
-def _bytes(*kept: Any) -> int:
-    """The bytes of arrays, each once, also of those in tuples and in terms."""
-    found: dict[int, int] = {}
-    waiting = [*kept]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, np.ndarray):
-            found[id(one)] = one.nbytes
-        elif isinstance(one, tuple):
-            waiting += one
-        elif isinstance(one, ScoreTerm):
-            waiting += one.arrays
-    return sum(found.values())
+def kept_beside(case: Case) -> Kept:
+    """Where to keep what is computed of a case, whose own arrays are there in any case."""
+    return Kept((case.query, case.key, case.value, case.past_key, case.past_value, case.terms))
 
 
 def everything(case: Case) -> Sample:
@@ -124,7 +185,7 @@ def blocks(case: Case, sample: Sample, names: Collection[str] = ("attention_weig
                 if narrows:
                     queries = slice(int(part[0]), int(part[-1]) + 1)
                     columns = visible_columns(case.terms, slice(batch, batch + 1), queries, row)
-                yield Sample(np.array([batch]), sample.heads[head : head + heads], part, columns)
+                yield Sample(np.array([batch]), sample.heads[head : head + heads], part, columns, kept_beside(case))
 
 
 def block_counts(sizes: Sizes, *, needs_all_heads: bool) -> tuple[int, int]:

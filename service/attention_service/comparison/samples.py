@@ -9,7 +9,7 @@ import numpy as np
 
 from attention_service.attention.shapes import Sizes
 from attention_service.comparison.case import Case
-from attention_service.comparison.sample import PRODUCTS, Sample
+from attention_service.comparison.sample import PRODUCTS, Sample, kept_beside
 
 # A sample has at most so many batch entries, heads and queries, and about so many scores.
 MAX_BATCHES: Final = 2
@@ -45,6 +45,7 @@ def choose_sample(case: Case, wrong: np.ndarray | None, scores: int = MAX_SCORES
         if case.needs_all_heads
         else _chosen(sizes.num_heads, heads, None if errors is None else errors.max(axis=(0, 2))),
         _chosen(sizes.query_length, rows, None if errors is None else errors.max(axis=(0, 1))),
+        kept=kept_beside(case),
     )
 
 
@@ -77,7 +78,7 @@ def smaller(sample: Sample, case: Case, scores: int) -> Sample:
     if count >= len(sample.rows):
         return sample
     places = np.linspace(0, len(sample.rows) - 1, count).round().astype(np.int64)
-    return Sample(sample.batches, sample.heads, sample.rows[places])
+    return Sample(sample.batches, sample.heads, sample.rows[places], kept=kept_beside(case))
 
 
 def _chosen(length: int, count: int, errors: np.ndarray | None) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
@@ -43,7 +44,9 @@ def search(
 
     found: the mutants' answers for the sample; actual: canonical arrays of all rows; limits: baselines of all rows
     """
-    case = evidence.case
+    case, cases = evidence.case, defaultdict[str, list[Case]](list)
+    for candidate in found:
+        cases[candidate.names[0]].append(candidate.case)
     small = Evidence.of(case, smaller(evidence.sample, case, PAIR_SCORES), actual, wrong=evidence.wrong)
     found = [one for one in found if not evidence.contradicts(one)]
     singles = _ranked([evidence.judge(one) for one in found], evidence)
@@ -56,7 +59,10 @@ def search(
         told = _confirmed(joined(singles, evidence, TOLD), evidence, actual, limits, check)
         yield _told(told)
     if not _is_proved(told):
-        pairs = [*itertools.islice(_with_logsumexps(evidence, singles), JUDGED_PAIRS), *_pairs(small, singles, check)]
+        pairs = [
+            *itertools.islice(_with_logsumexps(evidence, singles), JUDGED_PAIRS),
+            *_pairs(small, singles, cases, check),
+        ]
         both = [evidence.answer(names, wrong) for names, wrong in pairs]
         both = [one for one in both if not any(_adds_nothing(one, other, evidence) for other in found)]
         both = [one for one in both if not evidence.contradicts(one)]
@@ -118,8 +124,13 @@ def _with_logsumexps(evidence: Evidence, singles: list[Hypothesis]) -> Iterator[
                 yield from (((*one.names, row.name), case) for case in row.edit(one.case))
 
 
-def _pairs(small: Evidence, singles: list[Hypothesis], check: Check) -> Iterator[tuple[tuple[str, ...], Case]]:
-    """The pairs of mutants that explain the output of a small sample best, with their cases. singles: ranked"""
+def _pairs(
+    small: Evidence, singles: list[Hypothesis], cases: Mapping[str, list[Case]], check: Check
+) -> Iterator[tuple[tuple[str, ...], Case]]:
+    """The pairs of mutants that explain the output of a small sample best, with their cases.
+
+    singles: ranked; cases: of each single mutant, by name
+    """
     best: dict[str, float] = {}
     for one in singles:
         name = one.candidate.names[0]
@@ -132,25 +143,28 @@ def _pairs(small: Evidence, singles: list[Hypothesis], check: Check) -> Iterator
     groups = {name: MUTANTS[name].group for name in names}
     pairs = [(one, two) for one, two in pairs if places[one] < places[two] or groups[one] == groups[two]]
     untried = iter(pairs[:MAX_PAIRS])
-    best_pairs = heapq.nsmallest(JUDGED_PAIRS, _tried(small, untried, check), key=lambda one: one[0])
+    best_pairs = heapq.nsmallest(JUDGED_PAIRS, _tried(small, untried, cases, check), key=lambda one: one[0])
     if best_pairs and best_pairs[0][0] <= EXPLAINED:
         # What gives the same output as the best pair may have been left out, as it explains little by itself.
         partners = (pair for pair in (*untried, *pairs[MAX_PAIRS:]) if {*pair} & {*best_pairs[0][1]})
-        found = itertools.chain(best_pairs, _tried(small, partners, check))
+        found = itertools.chain(best_pairs, _tried(small, partners, cases, check))
         best_pairs = heapq.nsmallest(JUDGED_PAIRS, found, key=lambda one: one[0])
     return ((pair, case) for _, pair, case in best_pairs)
 
 
 def _tried(
-    small: Evidence, pairs: Iterable[tuple[str, str]], check: Check
+    small: Evidence, pairs: Iterable[tuple[str, str]], cases: Mapping[str, list[Case]], check: Check
 ) -> Iterator[tuple[float, tuple[str, ...], Case]]:
-    """What pairs of mutants leave unexplained of a small sample, with the pairs and their cases."""
+    """What pairs of mutants leave unexplained of a small sample, with the pairs and their cases.
+
+    cases: of each single mutant, by name: pairs share the arrays of the first
+    """
     sample = small.sample
     scores = len(sample.batches) * len(sample.heads) * len(sample.rows) * small.case.plan.sizes.key_length
     tried = 0
     for pair in pairs:
         check()
-        for once in MUTANTS[pair[0]].edit(small.case):
+        for once in cases[pair[0]]:
             for case in MUTANTS[pair[1]].edit(once):
                 yield small.unexplained(arrays_of(solve(case, sample), small.right)), pair, case
                 tried += 1

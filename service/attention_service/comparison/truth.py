@@ -27,7 +27,7 @@ from attention_service.comparison.baseline import (
 )
 from attention_service.comparison.case import Case, make_case
 from attention_service.comparison.errors import distance, epsilon, largest, measure
-from attention_service.comparison.floors import floors, floors_of_others
+from attention_service.comparison.floors import floors, floors_of_others, right_weights
 from attention_service.comparison.gradients.judge import (
     GradientQuestion,
 )
@@ -153,15 +153,18 @@ def _judged_by_rounding(case: Case, actual: Actual, right: Mapping[str, np.ndarr
         check()
         here = {name: block.of(array) for name, array in right.items()}
         squares: dict[str, list[np.ndarray]] = {name: [] for name in rows}
+        weights = None
         for variant, arrays in zip(variants, results, strict=True):
-            for name, array in arrays_of(solve(variant, block), right).items():
+            answer = solve(variant, block)
+            weights = right_weights(variant, answer) if variant is variants[0] else weights
+            for name, array in arrays_of(answer, right).items():
                 stored = array.astype(kept[name])
                 block.put(arrays[name], stored)
                 if name in rows:
                     squares[name].append(mean_squares(stored, here[name]))
         for name, both in rows.items():
-            put_rows(case, block, name, both, squares[name], block.of(actual.canonical[name]), here[name])
-        found = floors(case, variants[0], block, here)
+            put_rows(case, block, name, both, squares[name], block.of(actual.canonical[name]), here[name], weights)
+        found = floors(case, variants[0], block, here, weights)
         block.forget()
         return found
 

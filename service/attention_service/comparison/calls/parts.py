@@ -30,8 +30,9 @@ MOST: Final = 2**22
 SEQUENCES: Final = 4096
 # With padding, a batch has at most so many times the numbers of its sequences.
 PADDED: Final = 2
-# Copies of the tokens of a part in float64 beside those that a comparison counts: as stored, padded, with factors.
-COPIES: Final = 4
+# Copies of the tokens of a part in float64 beside those that a comparison counts, while they are padded: as stored, and
+# with factors.
+COPIES: Final = 2
 # Options of a sequence that stand beside those of others in one batch.
 STACKED: Final = ("mask", "bias")
 

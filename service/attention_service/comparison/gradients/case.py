@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cached_property
-from typing import Any, Final, get_type_hints
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from attention_service.attention.plan import Plan
 from attention_service.attention.planning import make_plan
 from attention_service.attention.result import request_axes
 from attention_service.attention.shapes import reordered
-from attention_service.attention.spec import AttentionSpec
+from attention_service.attention.spec import AttentionSpec, Operand, Parameter, field_types
 from attention_service.attention.tiles import Tiling
 from attention_service.backends.base import Check, no_check
 from attention_service.backends.dense.backward import Backward
@@ -34,6 +34,8 @@ Sums = dict[str, np.ndarray]
 TILE: Final = 2**18
 # Numbers of the terms of sums, which are kept beside each other; of larger gradients they are not told.
 MOST_TERMS: Final = 2**22
+# The types of fields that are arrays.
+ARRAYS: Final = (np.ndarray | None, Operand | None, Parameter | None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,4 +188,4 @@ def _value(kind: type, name: str, value: Any, former: Any) -> Any:
         return np.asarray(value)
     if isinstance(value, str):
         return value if name == "normalization" else NotImplemented
-    return np.asarray(value) if get_type_hints(kind)[name] == np.ndarray | None else value
+    return np.asarray(value) if field_types(kind)[name] in ARRAYS else value

@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from attention_service.attention.spec import AttentionSpec
 from attention_service.backends.base import Backend, Check
-from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.baseline import CORRECT
 from attention_service.comparison.candidates import Candidate
 from attention_service.comparison.candidates import ratio as apart
 from attention_service.comparison.case import INEXPRESSIBLE, Case
-from attention_service.comparison.errors import distances, largest_number
+from attention_service.comparison.errors import distances
 from attention_service.comparison.evidence import PROOF, Hypothesis, explained_part
 from attention_service.comparison.gradients.case import GradientCase, Gradients, changed_spec, make_case, names_in
-from attention_service.comparison.gradients.judge import GradientQuestion, GradientTruth, gradient_truth
+from attention_service.comparison.gradients.judge import GradientTruth
 from attention_service.comparison.gradients.mutants import GRADIENT_MUTANTS
 from attention_service.comparison.gradients.mutants.table import Variant
-from attention_service.comparison.gradients.rounding import stored_dtype
-from attention_service.comparison.inputs import TRIES, Suggestion, make_input
+from attention_service.comparison.gradients.suggestion import gradients_of, suggested
+from attention_service.comparison.inputs import Suggestion
 from attention_service.comparison.judged import Judged
 from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.power import Power, groups
-from attention_service.comparison.recipes import recipe_of
 from attention_service.comparison.search import TOLD
 from attention_service.comparison.wrong import BITS, LISTED, bits_of
-from attention_service.errors import InvalidRequest, Overflow
-from attention_service.pipeline.prepare import make_spec_and_plan
+from attention_service.errors import InvalidRequest
 from attention_service.schemas.compare import Fact
 
 # Numbers of each gradient that mistakes are held against to say how much they explain, and which are the same.
@@ -52,6 +50,7 @@ class Evidence:
 
     places: by gradient, of the sample; wrong: the names of the gradients that are wrong, whose numbers are in `sent`
     right: all gradients; units: of the wrong ones, by how much an error counts, 1 or less
+    growth: by gradient that was sent, the limits of most rows in parts of their largest number; 0 if there is none
     is_output_right: True if an output, a logsumexp or weights were sent, and all of these are right
     """
 
@@ -60,7 +59,14 @@ class Evidence:
     sent: Gradients
     right: Gradients
     units: Gradients
+    growth: Mapping[str, float]
     is_output_right: bool
+
+    @cached_property
+    def most(self) -> Mapping[str, float]:
+        """By wrong gradient, for how much an error counts that is no number."""
+        errors = {name: distances(sent, self.right[name]) * self.units[name] for name, sent in self.sent.items()}
+        return {name: NON_FINITE * float(np.max(of, where=np.isfinite(of), initial=1.0)) for name, of in errors.items()}
 
     @cached_property
     def can_prove(self) -> bool:
@@ -134,7 +140,8 @@ def learn_gradients(
         found.hypotheses = _hypotheses(answers, evidence)
         if not any(one.is_proof for one in found.hypotheses):
             found.facts = tuple(itertools.chain(*facts.values()))[:LISTED]
-    found.suggestion = _suggestion(truth, forward, found, backend, check)
+    proofs = [one for one in found.hypotheses if one.is_proof]
+    found.suggestion = suggested(truth, forward, proofs, found.power, backend, check)
 
 
 def _evidence(truth: GradientTruth, judged: Mapping[str, Judged], *, is_output_right: bool) -> Evidence:
@@ -147,7 +154,8 @@ def _evidence(truth: GradientTruth, judged: Mapping[str, Judged], *, is_output_r
     units = {
         name: of[places[name]] / np.maximum(of[places[name]], LEAST_UNIT * of.max()) for name, of in limits.items()
     }
-    return Evidence(places, wrong, sent, right, units, is_output_right)
+    growth = {name: _growth(truth, name) for name in truth.sent}
+    return Evidence(places, wrong, sent, right, units, growth, is_output_right)
 
 
 def _sampled(truth: GradientTruth, name: str) -> np.ndarray:
@@ -207,9 +215,9 @@ def _answer(truth: GradientTruth, evidence: Evidence, named: Named) -> Answer:
     name, variant, case = named
     right, is_of_forward = truth.case.right, name not in GRADIENT_MUTANTS
     with np.errstate(all="ignore"):
-        made = _made(truth, variant)
+        made = gradients_of(truth, variant)
         killed = truth.apart(made, right) > CORRECT
-        apart = {one: _own_ratio(truth, one, made[one]) for one in truth.sent}
+        apart = {one: _own_ratio(truth, evidence.growth[one], one, made[one]) for one in truth.sent}
         is_part = any(apart[one] > CORRECT for one in truth.sent if one not in evidence.wrong)
         is_part |= is_of_forward and evidence.is_output_right
         if is_part:
@@ -225,9 +233,15 @@ def _answer(truth: GradientTruth, evidence: Evidence, named: Named) -> Answer:
     return Answer(Candidate((name,), case, arrays, did), killed, ratio, is_proof, is_part)
 
 
-def _own_ratio(truth: GradientTruth, name: str, made: np.ndarray) -> float:
-    """The distance of a gradient that was sent to that of a mistake, in baselines of the mistake."""
-    apart = distances(truth.sent[name], made) / _own_limits(truth, name, made)
+def _own_ratio(truth: GradientTruth, growth: float, name: str, made: np.ndarray) -> float:
+    """The distance of a gradient that was sent to that of a mistake, in baselines of the mistake.
+
+    These are larger in rows that are larger, as those of most right rows are. growth: see Evidence
+    """
+    limits = truth.limits.limits[name]
+    limits = np.maximum(limits, growth * _largest_of_rows(made)) if growth else limits
+    apart = distances(truth.sent[name], made)
+    apart /= limits
     return float(apart.max(initial=0.0))
 
 
@@ -249,35 +263,21 @@ def _in_words(names: Collection[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def _made(truth: GradientTruth, variant: Variant) -> Gradients:
-    """The gradients of a form of a mistake, infinite beyond the largest number of their type.
-
-    NaN if it sees what is hidden, and is too large or no number.
-    """
-    right = truth.case.right
-    try:
-        made = {**right, **variant.run()}
-    except Overflow:
-        return {name: np.full(array.shape, np.nan) for name, array in right.items()}
-    for name, array in made.items():
-        is_beyond = np.abs(array) > largest_number(stored_dtype(truth.case, name))
-        made[name] = np.where(is_beyond, np.copysign(np.inf, array), array)
-    return made
-
-
-def _own_limits(truth: GradientTruth, name: str, made: np.ndarray) -> np.ndarray:
-    """The limits of rounding for wrong gradients: larger in rows that are larger, as those of most right rows are."""
+def _growth(truth: GradientTruth, name: str) -> float:
+    """The limits of most rows of a gradient in parts of their largest right number; 0 if there is none."""
     right, limits = truth.case.right[name], truth.limits.limits[name]
     if not right.ndim:
-        return limits
-    rows, least, most = (_largest_of_rows(array) for array in (made, right, limits))
+        return 0.0
+    least, most = (_largest_of_rows(array) for array in (right, limits))
     relative = most[least > 0] / least[least > 0]
-    return limits if not relative.size else np.maximum(limits, np.quantile(relative, TYPICAL) * rows)
+    return float(np.quantile(relative, TYPICAL)) if relative.size else 0.0
 
 
 def _largest_of_rows(array: np.ndarray) -> np.ndarray:
-    found: np.ndarray = np.max(np.abs(array), axis=-1, keepdims=True, where=np.isfinite(array), initial=0.0)
-    return found
+    sizes = np.abs(array)
+    found: np.ndarray = np.max(sizes, axis=-1, keepdims=True, initial=0.0)
+    is_whole = math.isfinite(found.max(initial=0.0))
+    return found if is_whole else np.max(sizes, axis=-1, keepdims=True, where=np.isfinite(sizes), initial=0.0)
 
 
 def _hypotheses(answers: list[Answer], evidence: Evidence) -> list[Hypothesis]:
@@ -323,9 +323,7 @@ def _unexplained(evidence: Evidence, arrays: Gradients) -> dict[str, float]:
     left = {}
     for name, sent in evidence.sent.items():
         errors = distances(sent, arrays[name]) * evidence.units[name]
-        finite, from_right = np.isfinite(errors), distances(sent, evidence.right[name]) * evidence.units[name]
-        most = NON_FINITE * np.max(from_right, where=np.isfinite(from_right), initial=1.0)
-        left[name] = float(np.mean(np.square(np.where(finite, errors, most))))
+        left[name] = float(np.mean(np.square(np.where(np.isfinite(errors), errors, evidence.most[name]))))
     return left
 
 
@@ -339,47 +337,3 @@ def _power(answers: list[Answer]) -> Power:
     return Power(
         tuple(name for name in names if name not in survive), tuple(name for name in names if name in survive), same, {}
     )
-
-
-def _suggestion(
-    truth: GradientTruth, forward: Case, found: Learned, backend: Backend, check: Check
-) -> Suggestion | None:
-    """A request with random cotangents that shows the mistakes that are still possible."""
-    proofs = [one for one in found.hypotheses if one.is_proof]
-    if proofs and not proofs[0].also:
-        return None
-    wanted = (*proofs[0].candidate.names, *proofs[0].also) if proofs else found.power.survivors
-    wanted = tuple(name for name in wanted if name in GRADIENT_MUTANTS)
-    best: Suggestion | None = None
-    if not wanted:
-        return None
-    recipe = recipe_of(replace(forward, spec=truth.case.spec))
-    for seed in range(TRIES // 2):
-        fields = make_input(recipe, seed)
-        try:
-            shown = shown_by(fields, wanted, backend, check)
-        except InvalidRequest:
-            continue  # options that cannot stand together in these sizes, which is no error of the caller
-        kills = tuple(name for name in wanted if name in shown)
-        if kills and (best is None or len(kills) > len(best.kills)):
-            best = Suggestion(seed, fields, kills)
-        if best is not None and len(best.kills) == len(wanted):
-            break
-    return best
-
-
-def shown_by(fields: dict[str, Any], wanted: Collection[str], backend: Backend, check: Check) -> set[str]:
-    """The wanted mistakes that a request shows. fields: with cotangents, as `make_input` makes them"""
-    spec, plan = make_spec_and_plan(Decoded(fields, frozenset()))
-    assert plan.gradients is not None
-    names = tuple(gradient.name for gradient in plan.gradients.wanted)
-    truth = gradient_truth(GradientQuestion(spec, plan, names), {}, backend, check)
-    seen, alive = set[str](), set[str]()
-    for name in wanted:
-        for variant in GRADIENT_MUTANTS[name].edit(truth.case):
-            seen.add(name)
-            with np.errstate(all="ignore"):
-                made = _made(truth, variant)
-                if not truth.apart(made, truth.case.right) > CORRECT:
-                    alive.add(name)
-    return seen - alive

@@ -54,14 +54,19 @@ def mask_inverted(case: Case) -> Iterator[Case]:
         yield case.with_term(replace(bias, numbers=np.where(shown, -np.inf, 0.0)), {"bias": "inverted"}, detail="bias")
 
 
+class _AddedMask(Bias):
+    """A mask that is added beside a bias, a term of no request."""
+
+    __slots__ = ()
+
+
 @mutant("mask.added", "The mask is added to the scores, as numbers 0 and 1.")
 def mask_added(case: Case) -> Iterator[Case]:
     mask = case.term(Mask)
     if mask:
-        numbers = mask.booleans.astype(np.float64)
-        bias = case.term(Bias)
-        without = case.without(Mask)
-        yield without.with_term(Bias(numbers if bias is None else bias.numbers + numbers), None)
+        numbers = mask.booleans.astype(np.float16)  # a search keeps many of them
+        kind = Bias if case.term(Bias) is None else _AddedMask
+        yield case.without(Mask).with_term(kind(numbers), None)
 
 
 @mutant("mask.transposed", "The mask is transposed: queries and keys are swapped.")
@@ -110,16 +115,17 @@ def mask_in_max(case: Case) -> Iterator[Case]:
 def _hidden_in_max(problem: Problem) -> Answer:
     """Softmax whose largest score is at least 0 in rows with a hidden key: lower scores vanish as exponentials."""
     scores = masked_scores(problem)
-    hides = np.logical_not(problem.seen).any(axis=-1, keepdims=True)
+    hides = np.array(False) if problem.visible is None else np.logical_not(problem.visible.all(axis=-1, keepdims=True))
     largest = row_max(scores, problem.sinks)
     largest = np.where(hides, np.maximum(largest, 0), largest)
-    exponentials = np.exp(scores - largest)
+    scores -= largest
+    exponentials = np.exp(scores, out=scores)
     total = exponentials.sum(axis=-1, keepdims=True)
     if problem.sinks is not None:
         total = total + np.exp(problem.sinks[..., None] - largest)
     found = finished(problem, exponentials, total, largest)
     lost = (total[..., 0] == 0) & np.logical_not(problem.empty)
-    return replace(found, output=np.where(lost[..., None], np.nan, found.output))
+    return replace(found, output=np.where(lost[..., None], np.nan, found.output)) if lost.any() else found
 
 
 @mutant("padding.in_sum", "Hidden keys count in the sum of the softmax, with values of 0.")

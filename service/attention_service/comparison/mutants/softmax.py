@@ -53,12 +53,13 @@ def softmax_no_max(case: Case) -> Iterator[Case]:
 
 def no_max(problem: Problem) -> Answer:
     """Softmax without subtracting the largest score."""
-    exponentials = np.exp(masked_scores(problem))
-    total = exponentials.sum(axis=-1, keepdims=True)
+    scores = masked_scores(problem)
+    weights = np.exp(scores, out=scores)
+    total = weights.sum(axis=-1, keepdims=True)
     if problem.sinks is not None:
         total = total + np.exp(problem.sinks[..., None])
-    weights = exponentials / total
-    weights = np.where(problem.empty[..., None], 0, weights)
+    weights /= total
+    np.copyto(weights, 0, where=problem.empty[..., None])
     return Answer(weighted(problem, weights), np.log(total[..., 0]), weights)
 
 
@@ -81,7 +82,7 @@ def _by_tiles(problem: Problem, tile: int, *, rescale_sum: bool, rescale_output:
         exponentials = np.exp(scores[..., keys] - shift)
         total = (total * factor if rescale_sum else total) + exponentials.sum(axis=-1, keepdims=True)
         if rescale_output:
-            weights *= factor
+            weights[..., :start] *= factor  # the others are 0
         weights[..., keys] = exponentials
         largest = new
     return finished(problem, weights, total, np.where(np.isneginf(largest), 0, largest))
@@ -107,14 +108,18 @@ def softmax_accumulator_no_rescale(case: Case) -> Iterator[Case]:
 
 def _in_last_tile(scores: np.ndarray, tile: int) -> np.ndarray:
     """True (b, h, r, k) for the keys of the last tile that has visible ones."""
-    place = np.arange(scores.shape[-1]) // tile
-    return place == np.where(np.isneginf(scores), -1, place).max(axis=-1, keepdims=True)
+    keys = scores.shape[-1]
+    seen = scores != -np.inf
+    last = np.where(seen.any(axis=-1), keys - 1 - seen[..., ::-1].argmax(axis=-1), -1)
+    found: np.ndarray = np.arange(keys) // tile == last[..., None] // tile
+    return found
 
 
 def _last_tile(problem: Problem, tile: int) -> Answer:
     """Softmax over the last tile of keys that has visible ones."""
     scores = masked_scores(problem)
-    return softmax(problem, np.where(_in_last_tile(scores, tile), scores, -np.inf))
+    np.copyto(scores, -np.inf, where=np.logical_not(_in_last_tile(scores, tile)))
+    return softmax(problem, scores)
 
 
 @mutant("softmax.last_tile", "The softmax is taken over the last tile of keys only.", by_tile=True)
@@ -125,9 +130,10 @@ def softmax_last_tile(case: Case) -> Iterator[Case]:
 def _denominator_last_tile(problem: Problem, tile: int) -> Answer:
     """Softmax whose weights are divided by the sum of the last tile of keys with visible ones."""
     scores = masked_scores(problem)
-    largest = row_max(scores, problem.sinks)
-    exponentials = np.exp(scores - largest)
-    total = np.where(_in_last_tile(scores, tile), exponentials, 0).sum(axis=-1, keepdims=True)
+    largest, is_last = row_max(scores, problem.sinks), _in_last_tile(scores, tile)
+    scores -= largest
+    exponentials = np.exp(scores, out=scores)
+    total = np.where(is_last, exponentials, 0).sum(axis=-1, keepdims=True)
     return finished(problem, exponentials, total, largest)
 
 
@@ -158,7 +164,8 @@ def unnormalized(problem: Problem) -> Answer:
     """The sums of exponentials times values, not divided."""
     scores = masked_scores(problem)
     largest = row_max(scores, problem.sinks)
-    exponentials = np.exp(scores - largest)
+    scores -= largest
+    exponentials = np.exp(scores, out=scores)
     total = exponentials.sum(axis=-1)
     return Answer(weighted(problem, exponentials), largest[..., 0] + np.log(total), exponentials)
 
@@ -173,7 +180,8 @@ def base2(problem: Problem) -> Answer:
     """Softmax with powers of 2."""
     scores = masked_scores(problem)
     largest = row_max(scores, problem.sinks)
-    exponentials = np.exp2(scores - largest)
+    scores -= largest
+    exponentials = np.exp2(scores, out=scores)
     total = exponentials.sum(axis=-1, keepdims=True)
     if problem.sinks is not None:
         total = total + np.exp2(problem.sinks[..., None] - largest)

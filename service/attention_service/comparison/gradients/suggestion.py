@@ -1,0 +1,88 @@
+"""Requests that show mistakes of a backward pass, and the gradients that a mistake has."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from attention_service.backends.base import Backend, Check
+from attention_service.codecs.decoded import Decoded
+from attention_service.comparison.baseline import CORRECT
+from attention_service.comparison.case import Case
+from attention_service.comparison.errors import largest_number
+from attention_service.comparison.evidence import Hypothesis
+from attention_service.comparison.gradients.case import Gradients
+from attention_service.comparison.gradients.judge import GradientQuestion, GradientTruth, gradient_truth
+from attention_service.comparison.gradients.mutants import GRADIENT_MUTANTS
+from attention_service.comparison.gradients.mutants.table import Variant
+from attention_service.comparison.gradients.rounding import stored_dtype
+from attention_service.comparison.inputs import TRIES, Suggestion, make_input
+from attention_service.comparison.power import Power
+from attention_service.comparison.recipes import recipe_of
+from attention_service.errors import InvalidRequest, Overflow
+from attention_service.pipeline.prepare import make_spec_and_plan
+
+
+def gradients_of(truth: GradientTruth, variant: Variant) -> Gradients:
+    """The gradients of a form of a mistake, infinite beyond the largest number of their type.
+
+    NaN if it sees what is hidden, and is too large or no number.
+    """
+    right = truth.case.right
+    try:
+        made = {**right, **variant.run()}
+    except Overflow:
+        return {name: np.full(array.shape, np.nan) for name, array in right.items()}
+    for name, array in made.items():
+        is_beyond = np.abs(array) > largest_number(stored_dtype(truth.case, name))
+        made[name] = np.where(is_beyond, np.copysign(np.inf, array), array)
+    return made
+
+
+def suggested(
+    truth: GradientTruth, forward: Case, proofs: list[Hypothesis], power: Power, backend: Backend, check: Check
+) -> Suggestion | None:
+    """A request with random cotangents that shows the mistakes that are still possible.
+
+    proofs: the mistakes that explain the gradients, if any do; power: of the request that was compared
+    """
+    if proofs and not proofs[0].also:
+        return None
+    wanted = (*proofs[0].candidate.names, *proofs[0].also) if proofs else power.survivors
+    wanted = tuple(name for name in wanted if name in GRADIENT_MUTANTS)
+    best: Suggestion | None = None
+    if not wanted:
+        return None
+    recipe = recipe_of(replace(forward, spec=truth.case.spec))
+    for seed in range(TRIES // 2):
+        fields = make_input(recipe, seed)
+        try:
+            shown = _shown_by(fields, wanted, backend, check)
+        except InvalidRequest:
+            continue  # options that cannot stand together in these sizes, which is no error of the caller
+        kills = tuple(name for name in wanted if name in shown)
+        if kills and (best is None or len(kills) > len(best.kills)):
+            best = Suggestion(seed, fields, kills)
+        if best is not None and len(best.kills) == len(wanted):
+            break
+    return best
+
+
+def _shown_by(fields: dict[str, Any], wanted: Collection[str], backend: Backend, check: Check) -> set[str]:
+    """The wanted mistakes that a request shows. fields: with cotangents, as `make_input` makes them"""
+    spec, plan = make_spec_and_plan(Decoded(fields, frozenset()))
+    assert plan.gradients is not None
+    names = tuple(gradient.name for gradient in plan.gradients.wanted)
+    truth = gradient_truth(GradientQuestion(spec, plan, names), {}, backend, check)
+    seen, alive = set[str](), set[str]()
+    for name in wanted:
+        for variant in GRADIENT_MUTANTS[name].edit(truth.case):
+            seen.add(name)
+            with np.errstate(all="ignore"):
+                made = gradients_of(truth, variant)
+                if not truth.apart(made, truth.case.right) > CORRECT:
+                    alive.add(name)
+    return seen - alive

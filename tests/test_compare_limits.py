@@ -122,7 +122,7 @@ LARGE: Final[dict[str, Callable[[], dict[str, Any]]]] = {
     "a large mask": lambda: heads(1, 8, 8, 1400, 1400, 16, 16, mask=RANDOM.random((1, 8, 1400, 1400)) < 0.9),
 }
 
-CLOSE: Final = {"grouped heads": 1.6, "a large mask": 3.0}
+CLOSE: Final = {"grouped heads": 1.6, "a large mask": 4.0}
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
     python -m tests.deep_compare [PART …] [--draws N] [--seed N]
 
 Parts are mistakes, pairs, power, apart, right, kernels, formulas, gradients, backward_formulas, backwards, rounding,
-places and corrupted.
+places, corrupted and hidden.
 
 Each part prints its figures, and what it got wrong. The exit status is 1 if a figure is below what it should be.
 """
@@ -30,6 +30,7 @@ from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.sample import everything
 from attention_service.comparison.solve import solve
 from attention_service.library import attend, compare
+from tests import test_compare_hidden as by_hand
 from tests.helpers.backward_mistakes import MISTAKES as BACKWARD_MISTAKES
 from tests.helpers.backward_mistakes import plant as plant_backward
 from tests.helpers.coarse_kernels import COARSE, exact, random_formula, random_kernel, random_place, size, wrong
@@ -450,6 +451,38 @@ def corrupted(count: int, seed: int) -> bool:
     return not counts["failed"]
 
 
+def hidden(count: int, seed: int) -> bool:
+    """Send zeros, means, one element moved, and the same of gradients, beside keys that a finite number hides."""
+    counts = Counter[str]()
+    hows = (*by_hand.WAYS, "alibi")
+    for n in range(seed, seed + count):
+        random = np.random.default_rng(n)
+        dtype, how = by_hand.TYPES[str(random.choice([*by_hand.TYPES]))], str(random.choice(hows))
+        query, key, value = by_hand.drawn(dtype, n)
+        query = (query * dtype.type(random.choice([0.1, 1, 3]))).astype(dtype)
+        fields, added = by_hand.hidden(how, dtype)
+        fields |= {"query": query, "key": key, "value": value, "layout": "hld"}
+        right = by_hand.attention(query, key, value, added)
+        sent = {"right": right.astype(dtype)} | {name: by_hand.bad(name, right, value, dtype) for name in by_hand.BAD}
+        cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+            (name, {"output": array}, {}) for name, array in sent.items()
+        ]
+        cotangent = random.normal(size=query.shape).astype(dtype)
+        gradients = by_hand.gradients(query, key, value, added, cotangent)
+        for name, array in () if how == "alibi" else gradients.items():  # which leaves one key, and gradients next to 0
+            factor = 1 + max(1e-3, 32 * by_hand.epsilon(dtype))
+            made = {"right": array, "zeros": np.zeros_like(array), "one factor": array * factor}
+            cases += [(what, {name: one.astype(dtype)}, {"grad_output": cotangent}) for what, one in made.items()]
+        for name, actual, more in cases:
+            status = compare(actual, **fields, **more).verdict.status
+            good = ("correct", "inconclusive") if name == "right" else ("wrong", "imprecise")
+            counts["as it is" if status in good else "another verdict"] += 1
+            if status not in good:
+                print(f"  {how}, {dtype}, seed {n}: {name} of {next(iter(actual))} is {status}", flush=True)
+    print(f"hidden: {dict(counts)}")
+    return not counts["another verdict"]
+
+
 PARTS: Final = {
     "mistakes": (mistakes, 10_000),
     "pairs": (pairs, 900),
@@ -464,6 +497,7 @@ PARTS: Final = {
     "rounding": (rounding, 200),
     "places": (places, 1_000),
     "corrupted": (corrupted, 1_000),
+    "hidden": (hidden, 2_000),
 }
 
 

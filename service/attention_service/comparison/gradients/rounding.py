@@ -220,12 +220,20 @@ class Dithered(TileBackward):
         return super().of_terms(self.rounded(gradient), tile)
 
     def over_rows(self, left: Array, right: Array, tile: Tile) -> Array:
-        """The product of each head, rounded before heads of a group are added."""
-        each = np.matmul(left.swapaxes(-1, -2), right)
+        """The product of each head, rounded before heads of a group are added.
+
+        Few draws of an error for each head could all cancel, so that the sum has one error, as large as all of them.
+        """
+        each = self.added(np.matmul(left.swapaxes(-1, -2), right), self.plan.sizes.query_length)
         b, h, k, x = each.shape
-        each = self.added(self.rounded(each), self.plan.sizes.query_length)
-        found: Array = each.reshape(b, h // self._case.group, self._case.group, k, x).sum(axis=2)
-        return found
+        each = each.reshape(b, h // self._case.group, self._case.group, k, x)
+        found: Array = each.sum(axis=2)
+        if self._source != "products":
+            return found
+        errors = np.abs(each) * self._unit + self._least * (each != 0)
+        if self._random.random() < 1 / 2:  # what is next to 0 is 0 in all heads, so that these errors add up
+            found = each.sum(axis=2, where=np.abs(each) > self._least)
+        return found + self.noise(found.shape) * np.sqrt(np.square(errors).sum(axis=2))
 
     def delta(self, tile: Tile, weights: Array, of_weights: Array) -> Array:
         """D, from an output that was rounded, and made of rounded weights: one number that all features share."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attention_service import compare
 from attention_service.attention.spec import AttentionSpec, LinearMap, Projection
 from attention_service.comparison.case import make_case
 from attention_service.comparison.floors import floors, floors_of_others
@@ -92,3 +93,14 @@ def test_other_arrays() -> None:
     }
     floors_found = floors_of_others(case, arrays, list(arrays))
     assert {name: floor / STEP for name, floor in floors_found.items()} == pytest.approx(expected, rel=1e-13)
+
+
+@pytest.mark.parametrize("keys", [300, 4096])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_sums_of_equal_tokens_may_drift(keys: int, dtype: Any) -> None:
+    """One after the other, as torch's SDPA of one query adds them: 0.1 is rounded in one direction again and again."""
+    token = np.full((keys, 4), 0.1, dtype)
+    sent = np.add.accumulate(token, axis=0)[-1:] / dtype(keys)
+    assert compare(sent, token[:1], token, token, query_offset=0).verdict.ratio < 2  # type: ignore[operator]
+    report = compare(sent * dtype(1 + 4 * keys * np.finfo(dtype).eps), token[:1], token, token, query_offset=0)
+    assert report.verdict.status in ("wrong", "imprecise")

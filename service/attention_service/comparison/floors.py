@@ -37,6 +37,9 @@ UNKNOWN: Final = 1e250
 UNTOLD: Final = 1 / 16
 # The error of most sums of n products, for each |x| · |y|: only the worst have √n + 2.
 TYPICAL: Final = 3.0
+# The error of a sum of equal numbers that are added one after the other, for each of them: all roundings may go the same
+# way. The largest is n / 2 steps for n numbers, as that of torch's SDPA of one query on a CPU is.
+DRIFT: Final = 1 / 3
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class ErrorSteps:
-    """The errors of a sample in steps: of visible scores, of weights, and of the outputs of heads.
+    """The errors of a sample in steps: of visible scores, of weights, of the outputs of heads, and of sums over keys.
 
     legal: of the logsumexp by the liberties of half types, not in steps, see `_error_of_liberties`
     """
@@ -57,6 +60,7 @@ class ErrorSteps:
     scores: float
     weights: float
     outputs: float
+    sums: float
     legal: float = 0.0
 
 
@@ -84,8 +88,7 @@ def floors(
         outputs = max(outputs * longest, found.weights * largest(right["output"]))
     kept = dict.fromkeys(right, found.weights) | {"output": outputs}
     if "logsumexp" in right:
-        root = math.sqrt(case.plan.sizes.key_length)
-        kept["logsumexp"] = found.scores + root + largest(right["logsumexp"])
+        kept["logsumexp"] = found.scores + found.sums + largest(right["logsumexp"])
     return {name: _floor(case, name, kept[name], found.legal) for name in right}
 
 
@@ -116,12 +119,12 @@ def floors_of_others(case: Case, reference: Mapping[str, np.ndarray], names: Col
     sizes, scale = case.plan.sizes, float(np.max(np.abs(case.scale)))
     query, key = tokens(case, "query", worst=True), tokens(case, "key", worst=True)
     steps = [steps_of(case, case, block, of_scores=True) for block in blocks(case, everything(case))]
-    kinds = ("scores", "weights", "outputs", "legal")
-    scores, weights, outputs, legal = (max(getattr(one, name) for one in steps) for name in kinds)
+    kinds = ("scores", "weights", "outputs", "sums", "legal")
+    scores, weights, outputs, sums, legal = (max(getattr(one, name) for one in steps) for name in kinds)
     lengths = largest(query.lengths), largest(key.lengths)
     products = _sum_steps(case) * (lengths[0] * lengths[1] + _largest_product(case, lengths[0]))
     products += largest(query.steps) * lengths[1] + lengths[0] * largest(key.steps)
-    sums = scores + math.sqrt(sizes.key_length)
+    sums += scores
     keys, values = largest(key.steps), largest(_steps_of_tokens(case, "value", worst=True))
     # The part that does not depend on the largest number of the array, and what this number is multiplied by.
     made: dict[str, tuple[float, float]] = {
@@ -173,6 +176,7 @@ def steps_of(
         scores = _visible_only(problem, scores).astype(np.float64, copy=False)
         products, inherited = _errors_of_scores(case, sample, problem)
         root, value = math.sqrt(case.plan.sizes.key_length), _largest_visible_value(problem)
+        root += DRIFT * (_equal_neighbours(weights) if is_softmax and weights is not None else 0)
         errors, legal = np.zeros(()), 0.0
         if of_scores and case.dtype.itemsize < 4:
             legal = _error_of_liberties(case, sample, problem, weights)
@@ -181,7 +185,7 @@ def steps_of(
             errors = _by_weight(errors, weights)
         inexact = largest(_steps_of_tokens(case, "value", worst=False))
         if problem.normalization == "sum":
-            return ErrorSteps(largest(errors), *_of_quotients(scores, errors, value, inexact, unit), legal)
+            return ErrorSteps(largest(errors), *_of_quotients(scores, errors, value, inexact, unit), root, legal)
         total = 1.0
         if problem.normalization == "sigmoid":
             total = max(1.0, largest(np.where(problem.seen, sigmoid(masked_scores(problem)), 0).sum(axis=-1)))
@@ -189,7 +193,13 @@ def steps_of(
             scores = np.abs(scores, out=scores)
             scores, products, inherited = (_by_weight(one, weights) for one in (scores, products, inherited))
         moved = math.hypot(max(root + largest(scores), largest(products)), largest(inherited))
-        return ErrorSteps(largest(errors), moved, (moved * value + inexact) * total, legal)
+        return ErrorSteps(largest(errors), moved, (moved * value + inexact) * total, root, legal)
+
+
+def _equal_neighbours(weights: np.ndarray) -> int:
+    """The most keys of a row that have a weight, and that of the key before."""
+    later = weights[..., 1:]
+    return int(np.count_nonzero((later == weights[..., :-1]) & (later > 0), axis=-1).max(initial=0))
 
 
 def _by_weight(errors: np.ndarray, weights: np.ndarray | None) -> np.ndarray:

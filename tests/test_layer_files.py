@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -328,3 +330,26 @@ def test_a_name_of_too_many_levels_is_a_fault_of_the_file() -> None:
     """Not of the request that lists all layers."""
     with pytest.raises(BadFile, match="at most 32 levels"):
         check_header({}, [("a." * 40 + "b", "F32", (2, 2))])
+
+
+def test_a_layer_that_cannot_be_written_whole_leaves_the_layer_of_before(tmp_path: Path) -> None:
+    """The disk has room for the tensors, and not for what describes them: here it is longer than a file may be."""
+    program = (
+        "import resource, sys; from pathlib import Path; import numpy as np\n"
+        "from attention_service.layers.files import write_layer\n"
+        "maps = {f'projection.{name}.weight': np.eye(2) for name in ('query', 'key', 'value')}\n"
+        "write_layer(Path(sys.argv[1]), 'layer', maps, {'num_heads': 1}, 'first')\n"
+        "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n"
+        "others = {name: 2 * array for name, array in maps.items()}\n"
+        "write_layer(Path(sys.argv[1]), 'layer', others, {'num_heads': 2}, 'second' * 1000)\n"
+    )
+    command = [sys.executable, "-B", "-c", program, str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert "File too large" in done.stderr
+    assert len(list(tmp_path.iterdir())) == 2
+    assert json.loads((tmp_path / "layer.json").read_text())["source"] == "first"
+    layers, _ = store(tmp_path)
+    assert listed(layers) == {"layer": ""}
+    assert layers.get("layer").nbytes

@@ -37,7 +37,7 @@ UNKNOWN: Final = 1e250
 UNTOLD: Final = 1 / 16
 # The error of most sums of n products, for each |x| · |y|: only the worst have √n + 2.
 TYPICAL: Final = 3.0
-# The error of a sum of equal numbers that are added one after the other, for each of them: all roundings may go the same
+# The error of a sum of equal numbers that are added one after the other, for each of them: all may be rounded the same
 # way. The largest is n / 2 steps for n numbers, as that of torch's SDPA of one query on a CPU is.
 DRIFT: Final = 1 / 3
 

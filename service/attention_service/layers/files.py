@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -132,7 +133,7 @@ def _check_size(size: int, limit: int) -> None:
 def write_layer(
     folder: Path, name: str, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any], source: str
 ) -> Layer:
-    """Write a layer, checked, in place of one of the same name. Its JSON is written last.
+    """Write a layer, checked, in place of one of the same name. No file is replaced before both are written.
 
     Whoever reads meanwhile finds the files of before, or a hash that does not agree with the tensors.
 
@@ -141,13 +142,14 @@ def write_layer(
     check(Layer(name, "", source, options, arrays))
     description, tensors = paths_of(folder, name)
     digest = hashlib.sha256()
-    with whole_file(tensors, stored=True) as file:
+    with whole_file(description, stored=True) as text, whole_file(tensors, stored=True) as file:
         for chunk in file_chunks(arrays, {})[0]:
             digest.update(chunk)
             file.write(chunk)
-    about = LayerFile(hash=ALGORITHM + digest.hexdigest(), options=dict(options), source=source)
-    with whole_file(description, stored=True) as file:
-        file.write((json.dumps(about.model_dump(), indent=2, ensure_ascii=False) + "\n").encode())
+        about = LayerFile(hash=ALGORITHM + digest.hexdigest(), options=dict(options), source=source)
+        text.write((json.dumps(about.model_dump(), indent=2, ensure_ascii=False) + "\n").encode())
+        text.flush()
+        os.fsync(text.fileno())
     return Layer(name, about.hash, source, options, arrays)
 
 

@@ -245,6 +245,23 @@ def test_connections_leave_descriptors_for_files(descriptors: int) -> None:
 
 
 @pytest.mark.slow
+def test_errors_that_nobody_is_told_are_lines_of_the_log() -> None:
+    """A handshake whose server name is no text ends in an error within ssl, which Python prints by itself."""
+    hello, name = ssl.MemoryBIO(), "a" * 20
+    client = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), hello, server_hostname=name)
+    with suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    sent = hello.read().replace(name.encode(), b"\xff\n" * 10)
+    with served(log_format="json", tls_certificate=TLS / "localhost.pem") as server:
+        with socket.create_connection(("127.0.0.1", server.port("vicorn running on")), TIMEOUT) as connection:
+            connection.sendall(sent)
+            with suppress(ConnectionError):
+                connection.recv(100)
+        assert server.end(signal.SIGTERM) == 0
+    assert "UnicodeDecodeError" in str([json.loads(line) for line in server.log])
+
+
+@pytest.mark.slow
 def test_workers_that_cannot_start_end_the_service_with_an_error(tmp_path: Path) -> None:
     """systemd and others start a service again, or tell somebody, by its exit status."""
     (tmp_path / "broken.py").write_text(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import multiprocessing
 import os
 import signal
@@ -17,10 +18,12 @@ from attention_service.runtime.memory import reuse_memory
 
 # Seconds after which a thread that runs Python code lets another run: the event loop must not wait long.
 SWITCH = 0.001
+# Characters of an object in the log, which may be what a client sent.
+MOST_SHOWN = 200
 
 
 def tune() -> None:
-    """Tune garbage collection, malloc and thread switching of a process that does nothing but serve.
+    """Tune garbage collection, malloc and thread switching of a process that does nothing but serve; log all errors.
 
     Requests leave hardly any reference cycles, so these are looked for less often, and never among the objects that
     exist now.
@@ -30,6 +33,14 @@ def tune() -> None:
     gc.set_threshold(10_000, 10, 10)
     sys.setswitchinterval(SWITCH)
     reuse_memory()
+    sys.unraisablehook = log_unraisable
+
+
+def log_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
+    """Log an error that no caller can be told, as a line like all others: Python would print a traceback."""
+    where, kind = repr(unraisable.object)[:MOST_SHOWN], unraisable.exc_type.__name__
+    what = unraisable.err_msg or "error ignored in"
+    logging.getLogger("attention").warning("%s %s: %s: %s", what, where, kind, unraisable.exc_value)
 
 
 def end_with_parent() -> None:

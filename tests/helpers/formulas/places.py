@@ -35,6 +35,12 @@ def _order(a: Attention, length: int) -> np.ndarray:
     return shifted if (found == n).all() else found
 
 
+def _added(out: np.ndarray, other: np.ndarray) -> np.ndarray | None:
+    """The right numbers with others; None if the others are the same, so that all are doubled, which has a name."""
+    apart = np.abs(other - out).max(initial=0.0)
+    return out + other if apart > np.abs(out).max(initial=0.0) / 64 else None
+
+
 for _axis, (_what, _needs) in enumerate(
     (("batch entries", ("batches",)), ("heads", ("heads",)), ("rows", ()), ("features", ()))
 ):
@@ -42,13 +48,17 @@ for _axis, (_what, _needs) in enumerate(
         at(lambda a, out, axis=_axis: out.take(_order(a, out.shape[axis]), axis=axis))  # type: ignore[misc]
     )
     unnamed(f"other {_what} added", PLACES, *_needs)(
-        at(lambda a, out, axis=_axis: out + out.take(_order(a, out.shape[axis]), axis=axis))  # type: ignore[misc]
+        at(lambda a, out, axis=_axis: _added(out, out.take(_order(a, out.shape[axis]), axis=axis)))  # type: ignore[misc]
     )
 unnamed("any rows", PLACES)(
     at(lambda a, out: out.reshape(-1, out.shape[3])[a.random.permutation(out[..., 0].size)].reshape(out.shape))
 )
 unnamed("any rows added", PLACES)(
-    at(lambda a, out: out + out.reshape(-1, out.shape[3])[a.random.permutation(out[..., 0].size)].reshape(out.shape))
+    at(
+        lambda a, out: _added(
+            out, out.reshape(-1, out.shape[3])[a.random.permutation(out[..., 0].size)].reshape(out.shape)
+        )
+    )
 )
 unnamed("rows of the last tile added", PLACES, "square")(
     at(lambda a, out: out + np.where(np.arange(out.shape[2])[:, None] >= 16, np.roll(out, 16, axis=2), 0))

@@ -214,6 +214,19 @@ def test_heads_of_a_group_may_each_be_rounded_to_the_smallest_numbers() -> None:
         assert ratio_of(report) <= 2, (seed, report)
 
 
+@pytest.mark.parametrize("factor", [1, 4, 8])
+def test_roundings_of_equal_rows_add_up(factor: int) -> None:
+    """Small weights are subnormal in float16, and those of equal queries are rounded alike."""
+    for seed in range(4):
+        random = np.random.default_rng(seed)
+        query, key, value, cotangent = random.normal(size=(4, 1, 1, 64, 8))
+        query, cotangent = (np.broadcast_to(array[..., :1, :], array.shape) for array in (factor * query, cotangent))
+        made = {"query": query, "key": key, "value": value, "grad_output": cotangent}
+        fields: dict[str, Any] = {name: array.astype(np.float16) for name, array in made.items()} | {"layout": "bhld"}
+        report = compare(returned(fields, BackwardKernel(rounds=True)), **fields, time_limit=0)
+        assert ratio_of(report) <= 2, (seed, report)
+
+
 def test_what_is_exactly_0_has_no_rounding() -> None:
     """Also in half types: no number of this type is between."""
     fields = request(0, TYPES["bfloat16"], length=16, key_mask=np.tile(np.arange(16) < 12, (2, 1)))

@@ -130,6 +130,30 @@ def test_each_broken_function_breaks_its_law(name: str) -> None:
     assert found == ({name, "batch_invariant"} if name == "deterministic" else {name})
 
 
+def in_one_buffer(function: Function) -> Function:
+    """The function with a result that the next call overwrites, as a captured graph of a GPU has it."""
+    buffers: dict[Any, np.ndarray] = {}
+
+    def written(query: Any, key: Any, value: Any) -> np.ndarray:
+        found: np.ndarray = np.asarray(function(query, key, value))
+        buffer = buffers.setdefault((found.shape, found.dtype), np.empty_like(found))
+        buffer[...] = found
+        return buffer
+
+    return written
+
+
+def test_results_are_kept_until_the_next_call() -> None:
+    def plain(query: Any, key: Any, value: Any) -> np.ndarray:
+        return attend(query, key, value, layout="bhld").output
+
+    calls = iter(range(10**6))
+    result = laws(in_one_buffer(plain))
+    assert not [law.name for law in result.laws if law.status == "broken"]
+    other = in_one_buffer(lambda query, key, value: plain(query, key, value) * (1 + next(calls) % 2))
+    assert "deterministic" in broken(other)
+
+
 def test_what_is_left_unwritten() -> None:
     """The rest of a tile is not written: NaN stays in `out`. No other law sees it in the sizes that they try."""
 

@@ -69,11 +69,15 @@ class Subject:
         return found
 
     def run(self, arguments: Arguments) -> dict[str, np.ndarray]:
-        """What the function returns, with the axes (slots, l, h, …). It may write into copies of the arguments."""
+        """Copies of what the function returns, with the axes (slots, l, h, …): its next call may overwrite them.
+
+        It gets copies of the arguments, which it may change.
+        """
         call = self.decoded(arguments)
         found = returned(self.function(**taken(self.function, {k: _copied(v) for k, v in arguments.items()})))
         features = call.value.features
-        return {name: call.form.read(name, array, call.query, features, f"/{name}") for name, array in found.items()}
+        read = {name: call.form.read(name, array, call.query, features, f"/{name}") for name, array in found.items()}
+        return {name: np.array(array) for name, array in read.items()}
 
     def sequences(self, arguments: Arguments) -> list[dict[str, np.ndarray]]:
         """What the function returns for each sequence, (l, h, …)."""

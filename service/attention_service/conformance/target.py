@@ -160,13 +160,13 @@ def supported_answer(target: Target, fields: Mapping[str, Any]) -> Mapping[str, 
 
 
 def call(target: Target, fields: Mapping[str, Any], needed: Collection[str] = ("output",)) -> dict[str, np.ndarray]:
-    """The arrays that an implementation returns for a request, by name.
+    """Copies of the arrays that an implementation returns for a request, by name: its next call may overwrite them.
 
     needed: names of arrays that it must return, beside those that the request includes
 
     Errors: as of `supported_answer`; Unsupported also where one of them is missing.
     """
-    arrays = {name: np.asarray(array) for name, array in as_numpy(supported_answer(target, fields)).items()}
+    arrays = {name: np.array(array) for name, array in as_numpy(supported_answer(target, fields)).items()}
     missing = [name for name in (*needed, *fields.get("include", ())) if name not in arrays]
     if missing:
         raise Unsupported(f"returns no {missing[0]}")
@@ -175,7 +175,10 @@ def call(target: Target, fields: Mapping[str, Any], needed: Collection[str] = ("
 
 def described(error: BaseException, target: Target | None = None) -> str:
     """The type and the message of what an implementation raised, and the place in its file."""
-    message = " ".join(str(error).split())[:SHOWN]
+    try:
+        message = " ".join(str(error).split())[:SHOWN]
+    except Exception:  # of its own __str__
+        message = "without a message"
     return f"{type(error).__name__}: {message}{_place(error, target)}"
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from attention_service.attention.arrays import compute_dtype
 from attention_service.attention.gradients import PREFIX
 from attention_service.attention.operands import as_cast, make_operands
 from attention_service.attention.outputs import OUTPUTS
@@ -189,3 +190,9 @@ def _value(kind: type, name: str, value: Any, former: Any) -> Any:
     if isinstance(value, str):
         return value if name == "normalization" else NotImplemented
     return np.asarray(value) if field_types(kind)[name] in ARRAYS else value
+
+
+def stored_dtype(case: GradientCase, name: str) -> np.dtype:
+    """The type in which a kernel returns a gradient: that of the request, or of parameters that it computes in."""
+    wanted = None if case.plan.gradients is None else case.plan.gradients.named(name)
+    return case.dtype if wanted is not None and wanted.is_operand else compute_dtype(case.dtype)

@@ -18,8 +18,15 @@ from attention_service.backends.base import Backend, Check, no_check
 from attention_service.comparison.actual import AXES, check_array, shown_shape
 from attention_service.comparison.baseline import CORRECT, TINY
 from attention_service.comparison.errors import distances, measure
-from attention_service.comparison.gradients.case import GradientCase, Gradients, included, leaves, make_case
-from attention_service.comparison.gradients.rounding import Limits, limits_of, stored_dtype
+from attention_service.comparison.gradients.case import (
+    GradientCase,
+    Gradients,
+    included,
+    leaves,
+    make_case,
+    stored_dtype,
+)
+from attention_service.comparison.gradients.rounding import Limits, limits_of
 from attention_service.comparison.judged import Judged
 from attention_service.comparison.places import places, worst
 from attention_service.schemas.compare import Place, WorstElement

@@ -27,7 +27,7 @@ from attention_service.backends.dense.library import Array, ArrayLibrary
 from attention_service.backends.dense.operands import LoadedOperands
 from attention_service.comparison.errors import epsilon, largest_number, smallest_normal, ulp
 from attention_service.comparison.floors import UNKNOWN
-from attention_service.comparison.gradients.case import GradientCase, Gradients, Sums
+from attention_service.comparison.gradients.case import GradientCase, Gradients, Sums, stored_dtype
 from attention_service.comparison.legal import TANH_ERROR
 
 # Random roundings whose errors count as one: as many numbers as tell the spread of errors.
@@ -174,12 +174,12 @@ class Dithered(TileBackward):
         output: Array | None,
         case: GradientCase,
         source: str,
-        seed: int,
+        seed: int | None,
     ) -> None:
         super().__init__(plan, lib, loaded, output)
         self._case, self._source, self._unit = case, source, epsilon(case.dtype) / 2
         self._least = 2.0**-25 if case.dtype == np.float16 else 0.0
-        self._random = np.random.default_rng(seed)
+        self._random, self._is_random = np.random.default_rng(seed or 0), seed is not None
         self.reads = self.reads | {"scaled_scores"}
         self._norms = [np.sqrt(np.vecdot(array, array)) for array in (self.query, self.key)]
 
@@ -189,9 +189,11 @@ class Dithered(TileBackward):
         return np.where(self._random.integers(0, 2, shape, np.int8), MEAN, -MEAN)
 
     def rounded(self, array: np.ndarray, source: str = "products") -> np.ndarray:
-        """An array, each number rounded up or down if that is the source."""
+        """An array, each number rounded up or down if that is the source; without a seed to the nearest of the type."""
         if self._source != source:
             return array
+        if not self._is_random:
+            return array.astype(self._case.dtype).astype(array.dtype)
         noise = self.noise(array.shape)
         noise *= np.abs(array) * self._unit + self._least * (array != 0)
         noise += array
@@ -228,7 +230,7 @@ class Dithered(TileBackward):
         b, h, k, x = each.shape
         each = each.reshape(b, h // self._case.group, self._case.group, k, x)
         found: Array = each.sum(axis=2)
-        if self._source != "products":
+        if self._source != "products" or not self._is_random:
             return found
         errors = np.abs(each) * self._unit + self._least * (each != 0)
         if self._random.random() < 1 / 2:  # what is next to 0 is 0 in all heads, so that these errors add up
@@ -255,7 +257,7 @@ class Dithered(TileBackward):
 
     def added(self, array: np.ndarray, count: int) -> np.ndarray:
         """A sum of so many terms, rounded, and rounded before the terms of each further tile were added."""
-        if self._source != "products":
+        if self._source != "products" or not self._is_random:
             return array
         noise = self.noise(array.shape)
         noise *= np.abs(array) * self._unit * math.sqrt(count / ADDED)
@@ -291,12 +293,6 @@ def limits_of(case: GradientCase, right: Gradients, served: Gradients) -> Limits
         limit = np.asarray(limit + last / 4 + smallest_normal(of_type))  # below it, products may be 0
         found[name] = np.where(limit < UNKNOWN, limit, UNKNOWN)  # also where it is NaN
     return Limits(found, worst)
-
-
-def stored_dtype(case: GradientCase, name: str) -> np.dtype:
-    """The type in which a kernel returns a gradient: that of the request, or of parameters that it computes in."""
-    wanted = None if case.plan.gradients is None else case.plan.gradients.named(name)
-    return case.dtype if wanted is not None and wanted.is_operand else compute_dtype(case.dtype)
 
 
 def _is_of_tiles(case: GradientCase, name: str) -> bool:
@@ -366,9 +362,13 @@ def _spreads(case: GradientCase, right: Gradients) -> tuple[dict[str, np.ndarray
                 apart = array - right[name]
                 worst[name] += apart
                 squares[name] += np.square(apart)
+    nearest = {name: np.zeros(array.shape) for name, array in right.items()}
+    for source in ("weights", "products"):  # equal rows have equal errors, which add up
+        for name, array in case.run(partial(Dithered, case=case, source=source, seed=None)).items():
+            nearest[name] += np.abs(array - right[name])
     spreads = {}
     for name, total in squares.items():
-        mean = total / draws
+        mean = np.maximum(total / draws, np.square(nearest[name] / 2))
         # Where one term makes the error of a row, a large feature of it has a large error.
         spreads[name] = np.sqrt(np.maximum(mean, _of_row(case, name, mean, mean=True)))
     return spreads, worst

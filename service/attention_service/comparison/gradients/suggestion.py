@@ -14,11 +14,10 @@ from attention_service.comparison.baseline import CORRECT
 from attention_service.comparison.case import Case
 from attention_service.comparison.errors import largest_number
 from attention_service.comparison.evidence import Hypothesis
-from attention_service.comparison.gradients.case import Gradients
+from attention_service.comparison.gradients.case import Gradients, stored_dtype
 from attention_service.comparison.gradients.judge import GradientQuestion, GradientTruth, gradient_truth
 from attention_service.comparison.gradients.mutants import GRADIENT_MUTANTS
 from attention_service.comparison.gradients.mutants.table import Variant
-from attention_service.comparison.gradients.rounding import stored_dtype
 from attention_service.comparison.inputs import TRIES, Suggestion, make_input
 from attention_service.comparison.power import Power
 from attention_service.comparison.recipes import recipe_of

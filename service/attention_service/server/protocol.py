@@ -41,7 +41,7 @@ class Limits(NamedTuple):
     head_bytes: int
     write: float  # by which the client may be behind in taking a response
     write_rate: int  # bytes per second at which it must
-    connections: float  # of the process: if it has more, and during a drain, `idle` is CLOSING
+    connections: int  # of the process: if it has more, and during a drain, `idle` is CLOSING
     descriptors: float  # a connection whose file descriptor is no lower is closed at once
 
 

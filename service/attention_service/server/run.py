@@ -147,8 +147,8 @@ def uvicorn_options(settings: Settings) -> dict[str, Any]:
         MAX_HEAD,
         write,
         write_rate,
-        connections=min(MOST_KEPT, descriptors // 2),
-        descriptors=descriptors - min(FOR_FILES, descriptors // 4),
+        connections=int(min(MOST_KEPT, descriptors / 2)),
+        descriptors=descriptors - min(FOR_FILES, descriptors / 4),
     )
     return {
         "host": settings.host,

@@ -161,7 +161,7 @@ def test_parts_are_merged_within_memory_and_deadline() -> None:
         ({"call": VARLEN, "arguments": arguments(), "scale": 1}, "/scale", "none beside call"),
         ({"call": VARLEN, "arguments": arguments(), "layer": "x"}, "/layer", "stored layers"),
         ({"call": VARLEN, "arguments": None}, "/arguments", "one of them"),
-        ({"call": VARLEN, "arguments": arguments(), "version": 5}, "/version", "less than or equal to 4"),
+        ({"call": VARLEN, "arguments": arguments(), "version": 5}, "/version", "at most 4"),
         ({"call": "vllm.attention", "arguments": {}, "version": 2}, "/version", "none"),
         ({"call": VARLEN, "arguments": arguments(scale=1)}, "/arguments/scale", "an argument of"),
         ({"call": VARLEN, "arguments": arguments(softmax_scale="1")}, "/arguments/softmax_scale", "numbers"),

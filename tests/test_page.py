@@ -16,7 +16,7 @@ from tests.conftest import app, serving
 from tests.test_auth import HASH
 
 MODULES = sorted(FOLDER.glob("*.js"))
-LARGEST = 92_000  # bytes of all modules, without comments on lines of their own
+LARGEST = 92_200  # bytes of all modules, without comments on lines of their own
 LARGEST_SENT = 60_000  # bytes of them that a browser receives, compressed
 
 

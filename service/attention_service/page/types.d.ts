@@ -7,7 +7,7 @@ declare global {
   type Tensor = TensorClass;
   type Result = ResultClass;
   type View = ViewClass;
-  type Numbers = Float64Array | Float32Array | Int32Array | Uint8Array;
+  type Numbers = Int8Array | Int16Array | Int32Array | Uint8Array | Uint16Array | Uint32Array | Float32Array | Float64Array;
   /** The fields of a request, a response or a report. Arrays are lists or tensors. */
   type Fields = Record<string, any>;
   /** The values of the controls by field, "" where the field is absent. */

@@ -359,7 +359,7 @@ def test_assert_attention_tells_of_options_that_its_inputs_cannot_show() -> None
     said, then = str(error.value).splitlines()
     assert said == "Nothing wrong was seen; these inputs cannot show: softcap"
     assert '"softcap": 50.0}' in then  # with the options of the request
-    assert "' --kills softcap.absent --output made.npz" in then
+    assert "' --kills softcap.absent --output made.safetensors" in then
     assert error.value.report.power.options == ["softcap"]
     report = assert_attention(plain, **request, must_show=None)
     assert report.power.options == ["softcap"]

@@ -301,3 +301,11 @@ def test_each_next_command_leads_on(
         text = printed(capsys, "compare", "made.npz", f"strict_kernels:{name}")
         assert text.startswith(("wrong: ", "imprecise: ")), text
     assert seen
+
+
+def test_the_next_command_for_bfloat16_writes_a_file_that_holds_it(folder: Path) -> None:
+    fields = {name: array.astype(ml_dtypes.bfloat16) for name, array in ARRAYS.items()}
+    with pytest.raises(WrongOutput) as error:
+        assert_attention(attend(**fields).output, **fields, is_causal=True)
+    status, _ = run_words(str(error.value), "unmasked")
+    assert (status, [path.name for path in folder.glob("made.*")]) == (0, ["made.safetensors"])

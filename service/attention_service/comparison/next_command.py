@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from attention_service.attention.arrays import BFLOAT16
 from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.power import is_left_out
 from attention_service.comparison.recipes import MADE, is_given, recipe_as_json, recipe_of_request
@@ -67,7 +68,7 @@ def _of_wrong(
         return _inputs(question, request, (), "small inputs with these options")
     options = _options(question)
     if options and "output_norm" not in options:  # of which suites have no cases
-        return f"{run} --only {' '.join(options)}  # cases with these options"
+        return f"{run} --only {' '.join(options)} --dtypes {question.plan.dtype_name}  # cases with these options"
     laws = f"attention-service conformance laws {target}{called_with}"
     return f"{laws}  # the laws that it breaks, with their smallest inputs"
 
@@ -102,5 +103,6 @@ def _inputs(question: Question, request: str | None, names: Sequence[str], what:
     recipe = recipe_of_request(question.asked, question.plan, names)
     words = ["attention-service", "inputs"]
     words += ["--recipe", recipe_as_json(recipe)] if request is None else ["--like", request]
-    words += [*(["--seed", str(seed)] if seed else []), *(["--kills", *names] if names else []), "--output", "made.npz"]
+    words += [*(["--seed", str(seed)] if seed else []), *(["--kills", *names] if names else [])]
+    words += ["--output", "made.safetensors" if question.plan.dtype == BFLOAT16 else "made.npz"]  # npz has no bfloat16
     return f"{shlex.join(words)}  # {what}"

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from attention_service import compare
 from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.compare import compare_question, facts_of
 from attention_service.comparison.memory import comparison_bytes
@@ -190,3 +191,17 @@ OTHERS: Final[dict[str, Callable[[Kernel], np.ndarray]]] = {
 def test_other_mistakes_are_no_other_values(name: str, is_causal: bool) -> None:
     own = Kernel(is_causal=is_causal)
     assert "other_values" not in [one.name for one in own.facts(OTHERS[name](own))]
+
+
+@pytest.mark.parametrize("keys", [40, 48])
+def test_keys_that_read_their_own_value_are_not_named(keys: int) -> None:
+    """Keys from 32 on read others; those of the first tile have none so far before them."""
+    random = np.random.default_rng(1)
+    query = random.normal(size=(4, 16, 64)).astype(np.float32)
+    key, value = random.normal(size=(2, 4, keys, 64)).astype(np.float32)
+    weights = np.exp(query.astype(float) @ key.swapaxes(1, 2) / 8)
+    weights /= weights.sum(axis=-1, keepdims=True)
+    apart = keys - 32
+    read = np.concatenate([value[:, :32], value[:, 32 - apart : 32]], axis=1)
+    report = compare((weights @ read).astype(np.float32), query, key, value, layout="hld", query_offset=0)
+    assert report.facts[0].message.endswith(f"the value of key j-{apart}, for keys j = 32 to {keys - 1}.")

@@ -148,6 +148,8 @@ def _fit(wrong: Wrong, probe: Probe, source: Source, *, by_blocks: bool) -> Fit 
         return None
     known = np.max(np.abs(sums) / probe.tolerance, axis=(1, 2)) > NOTICED
     keys = _keys(explained, known, len(changed), by_blocks=by_blocks)
+    moves = np.full(len(changed), True) if source.is_own else changed.any(axis=1)
+    keys = keys | ~moves if keys[moves].all() else keys & moves  # others read their own in either case
     says_little = source.is_own and keys.all()
     return None if says_little or not _is_short(np.flatnonzero(keys), len(keys)) else Fit(source, keys, by)
 

@@ -118,7 +118,7 @@ def run(program: str) -> str:
 
 @pytest.mark.slow
 @forks
-@pytest.mark.parametrize(("owner", "name"), [("threads", "_take_control"), ("sample", "_bytes")])
+@pytest.mark.parametrize(("owner", "name"), [("threads", "_take_control"), ("sample.Kept", "_add")])
 def test_a_child_compares_though_it_was_forked_beside_a_comparison(owner: str, name: str) -> None:
     assert run(START + FORK.format(owner=owner, name=name)) == "wrong\n"
 

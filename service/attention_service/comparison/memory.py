@@ -61,7 +61,7 @@ OPTION_ANSWERS: Final = 24
 MAX_ANSWERS: Final = 240
 # The same for biases and selected keys, and for masks of booleans, which mistakes change as a whole.
 TABLE_BYTES: Final = 24
-MASK_BYTES: Final = 12
+MASK_BYTES: Final = 14
 # Copies of gradients that a comparison has throughout: right, served, rounded, limits and what they are made of; of the
 # mistake of each worker; of outputs and their cotangents; and answers of mistakes that are kept for a sample.
 GRADIENT_COPIES: Final = 10

@@ -10,6 +10,14 @@
 #
 # Seen: [0, 8, 16] becomes [-0, -1, -2]: the numbers are read as if the column lay in one piece, and the result is
 # written with the stride of the column.
+#
+# Output seen:
+#   float64 8 columns: right [-0.0, -8.0, -16.0] got [-0.0, -1.0, -2.0]
+#   float32 4 columns: right [-0.0, -4.0, -8.0] got [-0.0, -1.0, -2.0]
+#   int64 8 columns: right [0, -8, -16] got [0, -1, -2]
+#   int32 4 columns: right [0, -4, -8] got [0, -1, -2]
+#   np.exp, np.sqrt, np.tanh and np.absolute in place of the same view: right
+#   as stated
 set -euo pipefail
 
 folder=$(mktemp -d)

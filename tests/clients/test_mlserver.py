@@ -20,6 +20,7 @@ assert found.submodule_search_locations is not None
 sys.modules["mlserver"] = ModuleType("mlserver")
 sys.modules["mlserver"].__path__ = list(found.submodule_search_locations)
 
+# Below the lines that leave its server out, which the import would load.
 from mlserver.codecs import NumpyCodec, StringCodec  # noqa: E402
 from mlserver.types import InferenceRequest, InferenceResponse, Parameters, RequestOutput  # noqa: E402
 

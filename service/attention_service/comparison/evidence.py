@@ -133,7 +133,7 @@ class Evidence:
         return sum(self._left(arrays).values())
 
     def _left(self, arrays: Arrays) -> dict[str, float]:
-        """The same of each array: the errors of one may be millions of times those of another, and hide them."""
+        """The squared error that is left of each wrong array, in baselines: in a sum one may hide the others."""
         names = (name for name in self.actual if name in self.wrong)
         return {name: unexplained({name: self.actual[name]}, arrays, self.baselines) for name in names}
 

@@ -176,7 +176,7 @@ def steps_of(
         scores = _visible_only(problem, scores).astype(np.float64, copy=False)
         products, inherited = _errors_of_scores(case, sample, problem)
         root, value = math.sqrt(case.plan.sizes.key_length), _largest_visible_value(problem)
-        root += DRIFT * (_equal_neighbours(weights) if is_softmax and weights is not None else 0)
+        root += 0 if weights is None else DRIFT * _equal_neighbours(weights)
         errors, legal = np.zeros(()), 0.0
         if of_scores and case.dtype.itemsize < 4:
             legal = _error_of_liberties(case, sample, problem, weights)
@@ -225,7 +225,7 @@ def _visible_only(problem: Problem, numbers: np.ndarray) -> np.ndarray:
 
 
 def _largest_visible_value(problem: Problem) -> float:
-    """The largest number of the values of keys that some query sees: those of hidden keys count for nothing."""
+    """The largest number in the values of the keys that some query sees. Values of hidden keys count for nothing."""
     if problem.visible is None:
         return largest(problem.value)
     visible = np.asarray(problem.visible.any(axis=2))

@@ -1,4 +1,4 @@
-"""Facts about right numbers in other places, which are sent in the place of the right ones, or added to them.
+"""Facts about outputs that hold right numbers of other places, in the place of their own or added to them.
 
 What is sent is then the right numbers of other places, or what is left of it without the right ones of its own. Sums of
 two right numbers have the errors of both.

@@ -27,7 +27,7 @@ from attention_service.codecs.decoded import Decoded
 from attention_service.errors import InvalidArray, InvalidValue, Overflow
 from attention_service.library.frames import with_labels
 from attention_service.library.result import AttentionResult
-from attention_service.pipeline.plan_key import MAX_ARRAYS, MAX_PLANS, plan_key
+from attention_service.pipeline.plan_key import keep, plan_key
 from attention_service.pipeline.prepare import make_spec_and_plan
 from attention_service.runtime.machine import cpu_count
 from attention_service.schemas.compare import ActualArrays, CompareReport, CompareRequest
@@ -62,10 +62,9 @@ def attend(arguments: Arguments) -> AttentionResult:
         spec, plan = make_spec_and_plan(decoded, allow_non_finite=True)
         sources: dict[str, Any] = spec.sources
         program = _program(spec, plan)
-        if key is not None and sum(array.nbytes for array in arrays_of(plan)) <= MAX_ARRAYS:
-            if len(_kept) >= MAX_PLANS:
-                _kept.clear()
-            _kept[key] = spec.without_sources(), plan, program
+        if key is not None:
+            size = sum(array.nbytes for array in arrays_of(plan))
+            keep(_kept, key, (spec.without_sources(), plan, program), size)
     else:
         light, plan, program = kept
         sources = {name: decoded.fields[name] for name in SOURCES if name in decoded.fields}

@@ -21,7 +21,7 @@ from attention_service.codecs.decoded import Decoded, text_of
 from attention_service.codecs.table import CODECS
 from attention_service.layers.layer import Layer
 from attention_service.pipeline.operation import Cost, Operation
-from attention_service.pipeline.plan_key import MAX_ARRAYS, MAX_PLANS, plan_key
+from attention_service.pipeline.plan_key import keep, plan_key
 from attention_service.pipeline.prepare import planned, validated
 from attention_service.schemas.request import AttentionRequest
 from attention_service.schemas.response import answer
@@ -82,11 +82,9 @@ class AttentionOperation(Operation[PreparedRequest, Codec, Result]):
         shared = self._share(spec, plan)
         if key is not None and not shared.backend.is_remote:
             size = _own_bytes(spec, plan, layer)
-            if layer is None and size <= MAX_ARRAYS:
-                if len(self._kept) >= MAX_PLANS:
-                    self._kept.clear()
-                self._kept[key] = shared
-            elif layer is not None and size <= MAX_LAYER_ARRAYS:
+            if layer is None:
+                keep(self._kept, key, shared, size)
+            elif size <= MAX_LAYER_ARRAYS:
                 layer.keep_plan(key, shared, size)
         return PreparedRequest(shared, spec.sources, decoded)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from attention_service.codecs.decoded import Decoded
 from attention_service.schemas.request import AttentionRequest
 from attention_service.schemas.validate import misplaced
 
+T = TypeVar("T")
 # Plans that are kept. A service meets few kinds of requests, and without arrays a plan is small.
 MAX_PLANS: Final = 256
 # Characters of the fields, as JSON, of a request whose plan is kept.
@@ -21,6 +22,14 @@ MAX_TEXT: Final = 1024
 MAX_LENGTH: Final = 64
 # Bytes of the arrays of a plan that is kept, which hold tables and masks.
 MAX_ARRAYS: Final = 2**16
+
+
+def keep(plans: dict[Hashable, T], key: Hashable, plan: T, size: int) -> None:
+    """Keep a plan for later requests if its arrays have at most MAX_ARRAYS bytes; too many plans are all dropped."""
+    if size <= MAX_ARRAYS:
+        if len(plans) >= MAX_PLANS:
+            plans.clear()
+        plans[key] = plan
 
 
 def is_short(value: Any, most: int) -> bool:

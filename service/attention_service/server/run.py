@@ -48,7 +48,7 @@ MOST_KEPT: Final = 2048
 FOR_FILES: Final = 32
 # Seconds that a worker may leave the process that started it without an answer, as it does while it imports modules.
 # With uvicorn's five seconds, workers of a slow or busy machine are replaced before they have started, again and again.
-# A worker that is killed is replaced within a second, or after this time if uvicorn has just asked it and waits.
+# A worker that is killed is replaced within a second, also while it is asked: see Supervisor.
 SILENCE: Final = 60
 # The variable with the folder that only the workers of this service have.
 FOLDER: Final = "ATTENTION_WORKERS_FOLDER"

@@ -92,13 +92,18 @@ def eager_of(module: Any) -> Any:
     return next(filter(None, (getattr(file, "eager_attention_forward", None) for file in files)), None)
 
 
-def without_unread(attention: Callable[..., Any], module: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call that a function of eager or sdpa attention applies.
+def without_unread(
+    attention: Callable[..., Any] | None, module: Any, arguments: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """The arguments of a call that a function of eager or sdpa attention applies; all of them if that is None.
 
     It ignores those that it has no parameter for, such as `softcap` in the call of a Llama, unless the module holds the
     value: then it reads it there, as gpt-oss its sinks.
     """
-    ignored = IGNORABLE & arguments.keys() - inspect.signature(attention).parameters.keys()
+    ignored = IGNORABLE & arguments.keys()
+    if attention is None or not ignored:
+        return arguments
+    ignored -= inspect.signature(attention).parameters.keys()
     held = [*vars(module).values(), *module.parameters(recurse=False)] if ignored else []
 
     def is_held(value: Any) -> bool:

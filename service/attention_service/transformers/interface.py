@@ -50,9 +50,8 @@ def attention(
 
     Errors: UnsupportedCall for what the service would compute differently.
     """
-    if (eager := eager_of(module)) is not None:
-        arguments = without_unread(eager, module, arguments)
-    call = call_of(module, query, key, value, attention_mask, arguments)
+    read = without_unread(eager_of(module), module, arguments)
+    call = call_of(module, query, key, value, attention_mask, read)
     _check(call)
     wants_weights = bool(arguments.get("output_attentions")) or _collects_weights()
     fields = make_request(call) | {"include": ["attention_weights"] if wants_weights else []}

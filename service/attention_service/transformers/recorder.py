@@ -113,9 +113,9 @@ class _Recorder:
         def recorded(
             module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **arguments: Any
         ) -> Any:
-            rule = eager_of(module) if implementation == NAME else attention if implementation in DROPPING else None
-            read = arguments if rule is None else without_unread(rule, module, arguments)
-            call = call_of(module, query, key, value, attention_mask, read)
+            dropping = attention if implementation in DROPPING else None
+            rule = eager_of(module) if implementation == NAME else dropping
+            call = call_of(module, query, key, value, attention_mask, without_unread(rule, module, arguments))
             self._record(implementation, module, call)
             return attention(module, query, key, value, attention_mask, **arguments)
 

@@ -41,6 +41,11 @@ def _added(out: np.ndarray, other: np.ndarray) -> np.ndarray | None:
     return out + other if apart > np.abs(out).max(initial=0.0) / 64 else None
 
 
+def _any_rows(a: Attention, out: np.ndarray) -> np.ndarray:
+    return out.reshape(-1, out.shape[3])[a.random.permutation(out[..., 0].size)].reshape(out.shape)
+
+
+# mypy infers no type for a lambda with a default.
 for _axis, (_what, _needs) in enumerate(
     (("batch entries", ("batches",)), ("heads", ("heads",)), ("rows", ()), ("features", ()))
 ):
@@ -50,16 +55,8 @@ for _axis, (_what, _needs) in enumerate(
     unnamed(f"other {_what} added", PLACES, *_needs)(
         at(lambda a, out, axis=_axis: _added(out, out.take(_order(a, out.shape[axis]), axis=axis)))  # type: ignore[misc]
     )
-unnamed("any rows", PLACES)(
-    at(lambda a, out: out.reshape(-1, out.shape[3])[a.random.permutation(out[..., 0].size)].reshape(out.shape))
-)
-unnamed("any rows added", PLACES)(
-    at(
-        lambda a, out: _added(
-            out, out.reshape(-1, out.shape[3])[a.random.permutation(out[..., 0].size)].reshape(out.shape)
-        )
-    )
-)
+unnamed("any rows", PLACES)(at(_any_rows))
+unnamed("any rows added", PLACES)(at(lambda a, out: _added(out, _any_rows(a, out))))
 unnamed("rows of the last tile added", PLACES, "square")(
     at(lambda a, out: out + np.where(np.arange(out.shape[2])[:, None] >= 16, np.roll(out, 16, axis=2), 0))
 )

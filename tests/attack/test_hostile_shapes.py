@@ -105,6 +105,7 @@ class Service:
         ended = asyncio.Event()
 
         async def receive() -> dict[str, Any]:
+            await asyncio.sleep(0)  # each piece of a body that comes over a socket is a turn of the loop
             for start in pieces:
                 more = start + 2**16 < len(drawn.body)
                 return {"type": "http.request", "body": drawn.body[start : start + 2**16], "more_body": more}

@@ -12,11 +12,13 @@ from starlette.requests import ClientDisconnect
 
 from attention_service.errors import BodyTooLarge, Busy, TooSlow
 from attention_service.http.body import BodyLimits, content_length, receive_body
-from attention_service.http.discard import ANNOUNCED, PAUSE, UNKNOWN, DiscardUnreadBody, discarded_bytes
-from attention_service.http.head import MAX_HEAD, check, parse_length
+from attention_service.http.entry import ANNOUNCED, PAUSE, UNKNOWN, Entry, discarded_bytes
+from attention_service.http.head import MAX_HEAD, parse_length, read_head
 from attention_service.pipeline.admission import AdmissionController, Lease
 from attention_service.pipeline.deadline import Deadline
+from attention_service.pipeline.engine import Engine
 from attention_service.pipeline.execution import Execution
+from attention_service.settings import Settings
 from tests.helpers.virtual_time import run
 
 MB = 2**20
@@ -201,7 +203,8 @@ def test_a_large_body_is_refused_before_it_is_read_if_the_queue_is_full() -> Non
 
 def scope(*headers: tuple[bytes, bytes], **more: Any) -> dict[str, Any]:
     return {
-        "type": "http", "http_version": "1.1", "raw_path": b"/", "query_string": b"", "headers": list(headers)
+        "type": "http", "http_version": "1.1", "method": "POST", "path": "/", "raw_path": b"/", "query_string": b"",
+        "headers": list(headers),
     } | more  # fmt: skip
 
 
@@ -233,7 +236,7 @@ HOST = (b"host", b"x")
     ],
 )
 def test_request_heads_are_checked(request_: dict[str, Any], status: int | None) -> None:
-    error = check(request_)
+    _, error = read_head(request_)
     assert (None if error is None else error.status) == status
     assert error is None or error.headers == {"Connection": "close"}
 
@@ -257,16 +260,16 @@ def response_of(
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
-        sent.append(message)
+        sent.append({name: value for name, value in message.items() if name != "headers"})
 
     async def main() -> float:
-        await DiscardUnreadBody(app, seconds=30)(scope(HOST, *headers), sender.receive, send)
+        await Entry(app, Engine(Settings(read_timeout=30)))(scope(HOST, *headers), sender.receive, send)
         return asyncio.get_running_loop().time()
 
     return sent, run(main())
 
 
-START = {"type": "http.response.start", "status": 413, "headers": []}
+START = {"type": "http.response.start", "status": 413}
 LENGTH = (b"content-length", b"%d" % (10 * MB))
 CHUNKED = (b"transfer-encoding", b"chunked")
 
@@ -307,10 +310,10 @@ def test_discarding_has_limits(sender: Sender, framing: tuple[bytes, bytes], byt
 
 
 def test_discarded_bytes_are_counted() -> None:
-    assert discarded_bytes([(b"content-length", b"5000000")]) == 5_000_000
+    assert discarded_bytes({b"content-length": b"5000000"}) == 5_000_000
     for length in (b"%d" % ANNOUNCED, b"9" * 30, b"x"):
-        assert discarded_bytes([(b"content-length", length)]) == UNKNOWN
-    assert discarded_bytes([]) == UNKNOWN
+        assert discarded_bytes({b"content-length": length}) == UNKNOWN
+    assert discarded_bytes({}) == UNKNOWN
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,11 @@ from starlette.middleware.cors import CORSMiddleware
 
 from attention_service.errors import ServiceError
 from attention_service.http.auth import Guard
-from attention_service.http.discard import DiscardUnreadBody
-from attention_service.http.head import CheckHead
+from attention_service.http.entry import Entry
 from attention_service.http.problems import on_http_exception, on_service_error, on_validation_error
-from attention_service.http.request_context import RequestContext
 from attention_service.observability.metrics import Metrics
 from attention_service.pipeline.engine import Engine
-from attention_service.routes import attention, compare, heatmap, inference, layers, merge, openapi, operations, page
+from attention_service.routes import attention, compare, heatmap, inference, layers, merge, openapi, operations, page, tensors
 from attention_service.runtime.process import end_with_parent, tune, when_told_to_stop
 from attention_service.settings import Settings, load_settings
 from attention_service.settings.checks import split_list
@@ -197,7 +195,7 @@ def add_routes(app: FastAPI) -> None:
 def start_at_0(app: FastAPI, service_metrics: Metrics) -> None:
     """Start the counters of the operations on tensors, with each status that the API document names."""
     for route in app.routes:
-        if isinstance(route, attention.DirectRoute):
+        if isinstance(route, tensors.TensorRoute):
             service_metrics.start_at_0("http", route.path, [200, *map(int, route.responses)])
 
 
@@ -205,15 +203,7 @@ def middleware(
     settings: Settings, engine: Engine, service_metrics: Metrics | None, spans: Tracing | None
 ) -> list[Middleware]:
     """The middleware around the routes, from the outside in. spans: makes the spans of requests, if not None"""
-    found = [
-        Middleware(DiscardUnreadBody, seconds=settings.read_timeout),
-        Middleware(RequestContext, engine=engine, metrics=service_metrics, tracing=spans),
-        Middleware(
-            CheckHead,
-            close_after_upgrade=settings.http_parser == "httptools",
-            allowed_hosts=split_list(settings.allowed_hosts.lower()),
-        ),
-    ]
+    found = [Middleware(Entry, engine=engine, metrics=service_metrics, tracing=spans)]
     if settings.cors_origins:
         cors = Middleware(
             CORSMiddleware,
@@ -225,4 +215,4 @@ def middleware(
         found.append(cors)
     if settings.has_keys:
         found.append(Middleware(Guard, settings=settings))
-    return found
+    return [*found, Middleware(tensors.AnswerTensors)]

@@ -7,7 +7,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from attention_service.errors import Unauthorized
 from attention_service.http.problems import problem
-from attention_service.observability.requests import record_of
+from attention_service.observability.requests import headers_of, record_of
 from attention_service.settings import Settings
 from attention_service.settings.keys import Keys
 
@@ -39,7 +39,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] == "http" and needs_key(scope["path"], self._settings):
-            authorization = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+            authorization = headers_of(scope).get(b"authorization", b"")
             name = self._keys.find(authorization)
             if name is None:
                 expected, got = "Authorization: Bearer and a key", "another key" if authorization else "none"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Awaitable, Coroutine, Generator, Mapping
+from functools import partial
+from types import coroutine
+from typing import Any, NamedTuple
 
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive
+from starlette.types import Message, Receive
 
 from attention_service.codecs.decoded import Body
 from attention_service.errors import BodyTooLarge, TooSlow
@@ -64,6 +66,12 @@ async def receive_body(receive: Receive, length: int | None, limits: BodyLimits,
     if length is not None and length > UNCOUNTED:
         execution.admission.check_capacity()
         lease.begin()
+    message, coming = received_now(receive())
+    if message is not None and message["type"] == "http.request" and not message.get("more_body", False):
+        whole: bytes = message.get("body", b"")
+        if len(whole) <= UNCOUNTED <= limits.size:
+            lease.complete()
+            return whole
     now = asyncio.get_running_loop().time
     left = limits.grace  # seconds that the sender has until the next chunk
     waited = 0.0  # seconds for memory
@@ -72,7 +80,7 @@ async def receive_body(receive: Receive, length: int | None, limits: BodyLimits,
         async with asyncio.timeout(left) as timeout:
             while True:
                 begun = now()
-                message = await receive()
+                message = await coming if message is None else message
                 left -= now() - begun
                 if message["type"] == "http.disconnect":
                     raise ClientDisconnect
@@ -93,6 +101,7 @@ async def receive_body(receive: Receive, length: int | None, limits: BodyLimits,
                 body += chunk
                 left = min(left + len(chunk) / limits.rate, limits.grace)
                 timeout.reschedule(now() + left)
+                message, coming = None, receive()
     except TimeoutError:
         raise limits.too_slow(len(body), ended=lease.ended) from None
     lease.complete()
@@ -100,3 +109,30 @@ async def receive_body(receive: Receive, length: int | None, limits: BodyLimits,
         return chunk
     body += chunk
     return body
+
+
+def received_now(receiving: Coroutine[Any, Any, Message]) -> tuple[Message | None, Awaitable[Message]]:
+    """The message if it is there already, else None; and what waits for it.
+
+    A small body has come whole with its head: a timer for its sender would take a tenth of its computation.
+    """
+    try:
+        future = receiving.send(None)
+    except StopIteration as done:
+        return done.value, receiving
+    return None, _resumed(receiving, future)
+
+
+@coroutine
+def _resumed(receiving: Coroutine[Any, Any, Message], future: Any) -> Generator[Any, Any, Message]:
+    """What a coroutine returns that waits for a future already."""
+    while True:
+        try:
+            step = partial(receiving.send, (yield future))
+        except BaseException as error:
+            step = partial(receiving.throw, error)
+        try:
+            future = step()
+        except StopIteration as done:
+            message: Message = done.value
+            return message

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from secrets import token_hex
@@ -127,18 +127,25 @@ class RequestRecord:
 
 
 def record_of(scope: Scope) -> RequestRecord:
-    """The record that `RequestContext` keeps of a request over HTTP."""
+    """The record that `Entry` keeps of a request over HTTP."""
     record: RequestRecord = scope["state"]["record"]
     return record
 
 
-def find_trace_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
+def headers_of(scope: Scope) -> Mapping[bytes, bytes]:
+    """The headers that `Entry` read of a request, by their names in lower case."""
+    headers: Mapping[bytes, bytes] = scope["state"]["headers"]
+    return headers
+
+
+def find_trace_id(given: bytes | None) -> str:
     """The id of the trace that the header traceparent names; "" if there is none, or it is invalid."""
-    found = next((TRACE_ID.match(value) for name, value in headers if name == TRACEPARENT), None)
+    found = None if given is None else TRACE_ID.match(given)
     return "" if found is None else str(found[1], "ascii")
 
 
-def choose_request_id(given: Iterable[bytes]) -> str:
-    """The first id given by the client that is harmless in logs and headers, else one that no other request has."""
-    found = next((value for value in given if ACCEPTABLE.fullmatch(value)), None)
-    return f"{PROCESS}{next(_number):012x}" if found is None else str(found, "ascii")
+def choose_request_id(given: bytes | None) -> str:
+    """The id given by the client if it is harmless in logs and headers, else one that no other request has."""
+    if given is not None and ACCEPTABLE.fullmatch(given):
+        return str(given, "ascii")
+    return f"{PROCESS}{next(_number):012x}"

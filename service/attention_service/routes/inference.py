@@ -10,8 +10,8 @@ from fastapi import APIRouter, Depends, FastAPI, Path, Request, Response
 from attention_service.codecs.oip import check_model
 from attention_service.http.negotiation import negotiate_inference
 from attention_service.http.problems import INFERENCE
-from attention_service.routes.attention import add_tensor_route, respond
 from attention_service.routes.openapi import inference_answer, inference_body, inference_errors
+from attention_service.routes.tensors import add_tensor_route, respond
 from attention_service.schemas.inference import (
     MODEL_METADATA,
     SERVER_METADATA,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from fastapi import FastAPI, Request, Response
 
 from attention_service.pipeline.merge import MergeOperation
-from attention_service.routes.attention import add_tensor_route, respond
 from attention_service.routes.openapi import TENSOR_STATUSES, problems, tensor_answer, tensor_body
+from attention_service.routes.tensors import add_tensor_route, respond
 from attention_service.schemas.merge import MergeRequest, MergeResponse
 
 

@@ -21,6 +21,7 @@ from attention_service.observability.metrics import Metrics
 from attention_service.observability.requests import (
     DISCONNECTED,
     REQUEST_ID,
+    TRACEPARENT,
     RequestRecord,
     choose_request_id,
     find_trace_id,
@@ -69,8 +70,8 @@ class Call:
         self.metadata: dict[str, bytes] = {
             name: value if isinstance(value, bytes) else value.encode() for name, value in context.invocation_metadata()
         }
-        request_id = choose_request_id([self.metadata.get(HEADER, b"")])
-        trace_id = find_trace_id((name.encode(), value) for name, value in self.metadata.items())
+        request_id = choose_request_id(self.metadata.get(HEADER))
+        trace_id = find_trace_id(self.metadata.get(TRACEPARENT.decode()))
         self.record = RequestRecord(
             "grpc", "gRPC", path, request_id, _address(context.peer()), trace_id=trace_id, timings=execution.timings
         )

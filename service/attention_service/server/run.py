@@ -155,7 +155,7 @@ def uvicorn_options(settings: Settings) -> dict[str, Any]:
         "port": settings.port,
         "log_level": settings.log_level,
         "log_config": log_config(settings),
-        "access_log": False,  # RequestContext logs requests
+        "access_log": False,  # Entry logs requests
         "ssl_certfile": settings.tls_certificate,
         "ssl_keyfile": settings.tls_key,
         "ssl_context_factory": tls_context(settings),

@@ -10,18 +10,20 @@ import logging
 import re
 import socket
 from collections.abc import Iterator
-from functools import reduce
+from functools import partial, reduce
 
 import httpx
 import numpy as np
 import pytest
-from fastapi import Depends, FastAPI, Response
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi_offline import FastAPIOffline
 from pydantic import ByteSize
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attention_service.codecs.table import CODECS
-from attention_service.errors import error_classes
+from attention_service.errors import UnknownField, error_classes
 from attention_service.http.negotiation import response_type
 from attention_service.runtime.machine import cpu_count
 from attention_service.settings import Settings
@@ -315,6 +317,74 @@ def test_an_exception_of_a_dependency_is_a_problem() -> None:
         wrong = client.get("/checked?number=x").json()
         assert (wrong["status"], wrong["code"]) == (422, "invalid_value")
         assert [fault["pointer"] for fault in wrong["errors"]] == ["/query/number"]
+
+
+def tensor_paths(service: FastAPI) -> list[str]:
+    """The paths of all operations on tensors, with the model of every service."""
+    posts = [path for path, operations in service.openapi()["paths"].items() if "post" in operations]
+    assert len(posts) >= 6
+    return [path.format(model_name="attention", model_version="1") for path in posts]
+
+
+def test_every_operation_sees_a_dependency_of_the_application(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also operations on tensors, which FastAPI otherwise only documents."""
+
+    def forbid(number: int = 0) -> None:
+        if number:
+            raise HTTPException(403, "not on Sundays", headers={"X-Reason": "Sunday"})
+
+    monkeypatch.setattr(
+        "attention_service.app.FastAPIOffline", partial(FastAPIOffline, dependencies=[Depends(forbid)])
+    )
+    service = app()
+    with serving(service) as client:
+        for path in tensor_paths(service):
+            forbidden = client.post(f"{path}?number=1", json={})
+            assert (forbidden.status_code, forbidden.headers["X-Reason"]) == (403, "Sunday"), path
+            assert client.post(path, json={}).status_code in (400, 422)
+        assert client.post("/attention", json=GOOD).status_code == 200
+
+
+def test_every_operation_sees_a_middleware_of_the_application() -> None:
+    seen: list[str] = []
+
+    class Middleware:
+        def __init__(self, app: ASGIApp) -> None:
+            self._app = app
+
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            async def send_marked(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    seen.append(scope["path"])
+                    message["headers"].append((b"x-seen", b"yes"))
+                await send(message)
+
+            await self._app(scope, receive, send_marked)
+
+    service = app()
+    service.add_middleware(Middleware)
+    with serving(service) as client:
+        paths = tensor_paths(service)
+        for path in paths:
+            assert client.post(path, json={}).headers["x-seen"] == "yes"
+        assert seen == paths
+        assert client.post("/attention", json=GOOD).headers["x-seen"] == "yes"
+
+
+def test_a_route_and_a_handler_that_an_application_adds_come_first() -> None:
+    """They do as everywhere in FastAPI, also in the place of an operation on tensors."""
+    service = app()
+
+    async def on_unknown_field(request: Request, error: Exception) -> Response:
+        return Response("unknown", 418)
+
+    service.add_exception_handler(UnknownField, on_unknown_field)
+    service.post("/attention/merge")(lambda: "mine")
+    service.router.routes.insert(0, service.router.routes.pop())
+    with serving(service) as client:
+        assert client.post("/attention/merge").json() == "mine"
+        assert client.post("/attention", json=GOOD | {"unknown": 1}).status_code == 418
+        assert client.post("/attention", json=GOOD).status_code == 200
 
 
 def test_every_error_below_v2_has_the_format_of_the_inference_protocol() -> None:

@@ -56,14 +56,14 @@ TAGS = [
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """While the service runs: warm up, answer gRPC as well, and keep the gauges set that other workers expose.
+    """While the service runs: warm up, answer gRPC as well, and keep the metrics updated that other workers expose.
 
     At the end send the spans that are left: processes of several workers end without the handlers of `atexit`.
     """
     state = app.state
     background = [] if state.engine.ready else [asyncio.create_task(warm_up(state.engine))]
     if state.metrics is not None and state.metrics.shared:
-        background.append(asyncio.create_task(state.metrics.keep_gauges_set()))
+        background.append(asyncio.create_task(state.metrics.keep_updated()))
 
     def begin_stop(number: int = 0) -> None:
         state.engine.stopping = True
@@ -82,6 +82,8 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
             task.cancel()
         if state.rpc is not None:
             await state.rpc.stop()
+        if state.metrics is not None:
+            state.metrics.update()  # for scrapes of other workers
         if state.tracing is not None:
             await state.tracing.flush()
 

@@ -57,7 +57,7 @@ class Metadata(NamedTuple):
 
     def present(self) -> dict[str, Any]:
         """The fields of an answer by name, without one that is None."""
-        return {name: value for name, value in self._asdict().items() if value is not None}
+        return {name: value for name, value in zip(self._fields, self, strict=True) if value is not None}
 
 
 @dataclass(slots=True)

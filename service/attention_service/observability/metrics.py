@@ -39,8 +39,40 @@ from attention_service.version import __version__
 
 # Upper bounds of the buckets of a histogram, in seconds.
 BUCKETS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-# Seconds between two updates of the gauges for scrapes of other workers.
+# Seconds between two updates for scrapes of other workers.
 UPDATE_INTERVAL: Final = 1.0
+# Requests with the same labels that are handed over at once, in about a millisecond.
+MAX_UNCOUNTED: Final = 1000
+
+
+# What the counters of requests are labelled by: protocol, operation, status and code; and of those that were computed the
+# media types of request and response, backend and kernel.
+_Key = tuple[str, str, int, str | None, str | None, str | None, str | None, str | None]
+
+
+class _Totals:
+    """Sums over requests whose counters have the same labels, since they were last handed over.
+
+    seconds: that each took
+    """
+
+    __slots__ = ("compute", "decode", "encode", "queue", "received", "seconds", "sent")
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.received = self.sent = 0
+        self.decode = self.queue = self.compute = self.encode = 0.0
+
+    def add(self, request: RequestRecord) -> None:
+        """Add a request."""
+        self.seconds.append(request.seconds)
+        if (computed := request.computed) is not None and (timings := request.timings) is not None:
+            self.received += computed.received
+            self.sent += request.sent
+            self.decode += timings.decode
+            self.queue += timings.queue
+            self.compute += timings.compute
+            self.encode += timings.encode
 
 
 class Metrics:
@@ -56,6 +88,7 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # they would double the number of series
         self.registry = registry = CollectorRegistry()
         self.in_flight = 0
+        self._totals: dict[_Key, _Totals] = {}
 
         def counters(name: str, text: str, *labels: str) -> Callable[..., Counter]:
             """The counter of each combination of labels, cached, as finding it takes longer than counting."""
@@ -107,30 +140,45 @@ class Metrics:
     def request_answered(self, request: RequestRecord) -> None:
         """Count the answer to a request in flight."""
         self.in_flight -= 1
-        self._requests(request.protocol, request.operation, request.status).inc()
-        self._seconds(request.operation).observe(request.seconds)
-        if request.code is not None:
-            self._problems(request.code).inc()
-        if (computed := request.computed) is not None and (timings := request.timings) is not None:
-            backend, kernel = computed.metadata.backend, computed.metadata.kernel
-            self._received(computed.request_type).inc(computed.received)
-            self._decode(computed.request_type).inc(timings.decode)
-            if timings.queue:
-                self._queue.inc(timings.queue)
-            self._computed(backend, kernel).inc()
-            self._compute(backend, kernel).inc(timings.compute)
-            self._encode(computed.response_type).inc(timings.encode)
-            self._sent(computed.response_type).inc(request.sent)
+        computed = request.computed
+        # What the counters of a request are labelled by.
+        key: _Key = request.protocol, request.operation, request.status, request.code, None, None, None, None
+        if computed is not None:
+            kernel = computed.metadata.backend, computed.metadata.kernel
+            key = (*key[:4], computed.request_type, computed.response_type, *kernel)
+        totals = self._totals.get(key)
+        if totals is None:
+            totals = self._totals[key] = _Totals()
+        totals.add(request)
+        if len(totals.seconds) >= MAX_UNCOUNTED:
+            self.update()
 
-    def set_gauges(self) -> None:
-        """Set all gauges to their current values."""
+    def update(self) -> None:
+        """Hand all numbers over to prometheus_client, whose counters take longer than a small product of matrices."""
+        for (protocol, operation, status, code, request_type, response_type, *kernel), totals in self._totals.items():
+            count = len(totals.seconds)
+            self._requests(protocol, operation, status).inc(count)
+            observe = self._seconds(operation).observe
+            for seconds in totals.seconds:
+                observe(seconds)
+            if code is not None:
+                self._problems(code).inc(count)
+            if request_type is not None:
+                self._received(request_type).inc(totals.received)
+                self._decode(request_type).inc(totals.decode)
+                self._queue.inc(totals.queue)
+                self._computed(*kernel).inc(count)
+                self._compute(*kernel).inc(totals.compute)
+                self._encode(response_type).inc(totals.encode)
+                self._sent(response_type).inc(totals.sent)
+        self._totals.clear()
         for gauge, read in self._gauges:
             gauge.set(read())
 
-    async def keep_gauges_set(self) -> None:
-        """Set all gauges every second: prometheus_client calls no function for a scrape of another worker."""
+    async def keep_updated(self) -> None:
+        """Update every second: prometheus_client calls no function for a scrape of another worker."""
         while True:
-            self.set_gauges()
+            self.update()
             await asyncio.sleep(UPDATE_INTERVAL)
 
     def exposition(self) -> bytes:

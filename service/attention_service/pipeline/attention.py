@@ -73,11 +73,8 @@ class AttentionOperation(Operation[PreparedRequest, Codec, Result]):
         self._kept: dict[Hashable, SharedPlan] = {}
 
     def prepare(self, decoded: Decoded, layer: Layer | None = None, check: Check = no_check) -> PreparedRequest:
-        """The request with a plan that was kept, or a new one."""
+        """The request with a new plan, which is kept."""
         key = plan_key(decoded)
-        kept = None if key is None else (self._kept if layer is None else layer.plans).get(key)
-        if kept is not None:
-            return PreparedRequest(kept, decoded.fields, decoded)
         spec, plan = planned(validated(AttentionRequest, decoded, layer)[1], layer)
         shared = self._share(spec, plan)
         if key is not None and not shared.backend.is_remote:
@@ -88,9 +85,11 @@ class AttentionOperation(Operation[PreparedRequest, Codec, Result]):
                 layer.keep_plan(key, shared, size)
         return PreparedRequest(shared, spec.sources, decoded)
 
-    def is_planned(self, decoded: Decoded, layer: Layer | None) -> bool:
+    def prepared(self, decoded: Decoded, layer: Layer | None) -> PreparedRequest | None:
         key = plan_key(decoded)
-        return key is not None and key in (self._kept if layer is None else layer.plans)
+        plans = self._kept if layer is None else layer.plans
+        kept = plans.get(key)  # there is none for None
+        return None if kept is None else PreparedRequest(kept, decoded.fields, decoded)
 
     def may_wait(self, decoded: Decoded) -> bool:
         """True for a backend that is not loaded, or asks other machines."""

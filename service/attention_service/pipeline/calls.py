@@ -164,9 +164,9 @@ class AttentionOrCall(Operation[PreparedRequest | PreparedCall, Codec, Result]):
             return prepare_call(decoded, self._backends, check)
         return self._attention.prepare(decoded, layer)
 
-    def is_planned(self, decoded: Decoded, layer: Layer | None) -> bool:
+    def prepared(self, decoded: Decoded, layer: Layer | None) -> PreparedRequest | None:
         """As of attention; no call is."""
-        return self._attention.is_planned(decoded, layer)
+        return self._attention.prepared(decoded, layer)
 
     def may_wait(self, decoded: Decoded) -> bool:
         """As of attention."""

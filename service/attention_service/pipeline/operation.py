@@ -140,9 +140,9 @@ class Operation(ABC, Generic[P, E, R]):
         Errors: InvalidRequest of every kind, and what `check` raises.
         """
 
-    def is_planned(self, decoded: Decoded, layer: Layer | None) -> bool:
-        """True if `prepare` takes microseconds: it need not look at arrays, nor cast those of the layer."""
-        return False
+    def prepared(self, decoded: Decoded, layer: Layer | None) -> P | None:
+        """The prepared request, if that takes microseconds: no array is looked at, and none of the layer cast."""
+        return None
 
     def may_wait(self, decoded: Decoded) -> bool:
         """True if `prepare` may wait for a module that is imported, or for another machine."""

@@ -58,11 +58,20 @@ async def prepare(operation: Operation[P, E, R], layers: Layers, decoded: Decode
     Errors: InvalidRequest of every kind, with the pointer of the field at fault; LayerUnavailable; Cancelled.
     """
     layer = await layers.of(decoded, execution)
+    request = operation.prepared(decoded, layer)
+    if request is None:
+        request = await _prepare_anew(operation, layer, decoded, execution)
+    execution.lease.release_slot()
+    execution.timings.step("prepare")
+    return request
+
+
+async def _prepare_anew(
+    operation: Operation[P, E, R], layer: Layer | None, decoded: Decoded, execution: Execution
+) -> P:
     cost = operation.prepare_cost(decoded)
     is_large = cost.is_large or (layer is not None and layer.elements > INLINE_ELEMENTS)
-    if (is_large or operation.may_wait(decoded) or execution.lease.has_slot) and not operation.is_planned(
-        decoded, layer
-    ):
+    if is_large or operation.may_wait(decoded) or execution.lease.has_slot:
         memory = (execution.decoded_bytes or decoded.nbytes) + cost.memory
         if memory > execution.admission.memory:
             raise memory_limit_error(memory, execution.admission.memory, SHORTER, "allowed")
@@ -71,12 +80,8 @@ async def prepare(operation: Operation[P, E, R], layers: Layers, decoded: Decode
         async with execution.cancel_on_disconnect():
             await execution.grow(max(execution.lease.memory, memory), slot=True)
             execution.timings.step("queue")
-            request: P = await execution.in_thread(_prepare, operation, decoded, layer, execution.deadline.check)
-    else:
-        request = _prepare(operation, decoded, layer, no_check)
-    execution.lease.release_slot()
-    execution.timings.step("prepare")
-    return request
+            return await execution.in_thread(_prepare, operation, decoded, layer, execution.deadline.check)
+    return _prepare(operation, decoded, layer, no_check)
 
 
 def _prepare(operation: Operation[P, E, R], decoded: Decoded, layer: Layer | None, check: Check) -> P:

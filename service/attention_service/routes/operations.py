@@ -84,5 +84,5 @@ async def describe_problem(code: str = Path(description="A problem code, for exa
 async def get_metrics(request: Request) -> Response:
     """Returns counters and histograms since the start, and gauges of the current state (docs/operations.md)."""
     metrics: Metrics = request.app.state.metrics
-    metrics.set_gauges()  # the admission controller belongs to the event loop
+    metrics.update()  # the admission controller belongs to the event loop
     return Response(await run_in_threadpool(metrics.exposition), media_type=METRICS_TYPE)

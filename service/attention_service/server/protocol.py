@@ -60,6 +60,7 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         self.keep_alive = [(b"connection", b"keep-alive"), (b"keep-alive", b"timeout=%d" % limits.idle)]
         self._interval = min(1.0, limits.head / 4, limits.write / 4)  # seconds between two looks at the time limits
         self._cycle: Any = None  # of the last request whose head is complete
+        self._is_last = False  # True if no request may follow it
         self._left = 0  # bytes of its body that are still to come, at most
         # Received bytes of a head that is not complete, or of a body that the application has not taken.
         self._untaken = 0
@@ -71,6 +72,7 @@ class LimitedProtocol(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvloop's is no subclass
         """Start to wait for the first byte."""
         self._loop = asyncio.get_running_loop()
+        self._buffer = received_bytes()
         self.transport = CorkedTransport(transport, self._is_idle)
         self._protocol.connection_made(self.transport)
         if self._drain is not None:
@@ -81,7 +83,7 @@ class LimitedProtocol(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """The buffer for the next bytes, which all connections of a thread share, as each takes them at once."""
-        return received_bytes()[: max(SMALL_PIECE, min(self._left, PIECE))]
+        return self._buffer[: max(SMALL_PIECE, min(self._left, PIECE))]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Pass the received bytes on; abort if too many arrive without a complete head, or if the body is not taken."""
@@ -99,7 +101,7 @@ class LimitedProtocol(asyncio.BufferedProtocol):
             return  # uvicorn would parse it as part of the last request, and send a second response
         start = perf_counter()
         try:
-            self._protocol.data_received(bytes(received_bytes()[:nbytes]))
+            self._protocol.data_received(bytes(self._buffer[:nbytes]))
         except Exception as error:  # uvicorn refuses a malformed body even if the response to it has begun
             logging.getLogger("attention").warning("connection closed: %s", error)
             self.transport.close()
@@ -112,6 +114,7 @@ class LimitedProtocol(asyncio.BufferedProtocol):
             # Chunks, whatever length is announced beside them, are slow to parse.
             length = None if b"transfer-encoding" in headers else parse_length(headers.get(b"content-length", b""))
             self._left = length or 0
+            self._is_last = closes(self._cycle.scope)
             self._untaken, self._head_due = 0, inf
         elif self._untaken > (MAX_UNTAKEN if self._is_in_request() else self._limits.head_bytes):
             self.transport.abort()
@@ -151,7 +154,7 @@ class LimitedProtocol(asyncio.BufferedProtocol):
     def _received_last_request(self) -> bool:
         """True if no request may follow the current one (Connection: close, HTTP/1.0), which has been received."""
         cycle = self._protocol.cycle
-        return cycle is not None and not cycle.more_body and (not cycle.keep_alive or closes(cycle.scope))
+        return cycle is not None and not cycle.more_body and (self._is_last or not cycle.keep_alive)
 
     def _check(self) -> None:
         """Abort the connection if a head is too slow, the client takes a response too slowly, or it is idle.

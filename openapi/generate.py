@@ -290,6 +290,7 @@ def metrics() -> str:
     record.timings = engine.start().timings
     record.computed = ComputedRequest("", "", example(engine)[1].metadata, 0)
     counted.request_answered(record)
+    counted.update()
     rows = ["| metric | kind | labels | what |", "|---|---|---|---|"]
     for family in counted.registry.collect():
         name = family.name + "_total" * (family.type == "counter")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Generator, Mapping
+from collections.abc import Awaitable, Generator, Mapping
 from functools import partial
 from types import coroutine
 from typing import Any, NamedTuple
@@ -111,26 +111,27 @@ async def receive_body(receive: Receive, length: int | None, limits: BodyLimits,
     return body
 
 
-def received_now(receiving: Coroutine[Any, Any, Message]) -> tuple[Message | None, Awaitable[Message]]:
+def received_now(receiving: Awaitable[Message]) -> tuple[Message | None, Awaitable[Message]]:
     """The message if it is there already, else None; and what waits for it.
 
     A small body has come whole with its head: a timer for its sender would take a tenth of its computation.
     """
+    steps = receiving.__await__()
     try:
-        future = receiving.send(None)
+        future = next(steps)
     except StopIteration as done:
         return done.value, receiving
-    return None, _resumed(receiving, future)
+    return None, _resumed(steps, future)
 
 
 @coroutine
-def _resumed(receiving: Coroutine[Any, Any, Message], future: Any) -> Generator[Any, Any, Message]:
-    """What a coroutine returns that waits for a future already."""
+def _resumed(steps: Generator[Any, Any, Message], future: Any) -> Generator[Any, Any, Message]:
+    """What an awaitable returns that waits for a future already."""
     while True:
         try:
-            step = partial(receiving.send, (yield future))
+            step = partial(steps.send, (yield future))
         except BaseException as error:
-            step = partial(receiving.throw, error)
+            step = partial(steps.throw, error)
         try:
             future = step()
         except StopIteration as done:

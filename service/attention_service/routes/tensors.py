@@ -74,12 +74,13 @@ class AnswerTensors:
 
 def direct_routes(app: FastAPI) -> dict[str, TensorRoute]:
     """The tensor routes without parameters and dependencies by their paths, if no other route comes before."""
-    found = {}
+    found: dict[str, TensorRoute] = {}
     for route in app.routes:
         if isinstance(route, TensorRoute) and not (route.dependant.dependencies or route.param_convertors):
             asked = {"type": "http", "method": "POST", "path": route.path, "root_path": "", "headers": []}
             first = next(other for other in app.routes if other.matches(asked)[0] is Match.FULL)
-            found |= {route.path: route} if first is route else {}
+            if first is route:
+                found[route.path] = route
     return found
 
 

@@ -1,8 +1,8 @@
-"""POST /attention, and the adapter between HTTP and the pipeline, which the inference protocol shares."""
+"""The adapter between HTTP and the pipeline, which all operations on tensors share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,9 +20,8 @@ from attention_service.observability.requests import ComputedRequest, record_of
 from attention_service.pipeline.engine import Engine
 from attention_service.pipeline.operation import E, Operation, P, R
 from attention_service.pipeline.run import run
-from attention_service.routes.openapi import TENSOR_STATUSES, problems, tensor_answer, tensor_body
-from attention_service.schemas.request import AttentionRequest
-from attention_service.schemas.response import AttentionResponse
+from attention_service.routes.openapi import documentation
+from attention_service.routes.table import OPERATIONS, TensorOperation
 from attention_service.schemas.validate import MAX_FAULTS, is_field
 
 
@@ -45,50 +44,19 @@ class DirectRoute(APIRoute):
         await response(scope, receive, send)
 
 
-async def compute_attention(request: Request) -> Response:
-    """Computes scaled dot-product attention exactly: softmax(scale · q kᵀ + bias) v. Each variant of it is a field.
-
-    The response has the output, the attention weights and the intermediate results that `include` names.
-
-    Large arrays are faster in npz or safetensors: a file with an array for each field, and the other fields as JSON
-    text (in npz an array `request`, in safetensors the metadata `request`). In Python:
-
-    ```python
-    import json, numpy as np
-    from safetensors.numpy import save_file
-
-    arrays = {"input": np.eye(3, dtype=np.float32)}
-    fields = json.dumps({"is_causal": True})
-    np.savez("request.npz", **arrays, request=fields)
-    save_file(arrays, "request.safetensors", {"request": fields})
-    ```
-
-    Then send one of them. The response has the format of the request, unless `Accept` names another:
-
-    ```sh
-    curl http://127.0.0.1:8000/attention --data-binary @request.npz \\
-      -H 'Content-Type: application/x-npz' -o answer.npz
-    curl http://127.0.0.1:8000/attention --data-binary @request.safetensors \\
-      -H 'Content-Type: application/vnd.safetensors' -o answer.safetensors
-    ```
-    """
-    return await respond(request, request.app.state.engine.attention_or_call)
-
-
 def add_routes(app: FastAPI) -> None:
-    """Add the operation to the application."""
-    add_tensor_route(
-        app,
-        "/attention",
-        compute_attention,
-        tags=["attention"],
-        operation_id="computeAttention",
-        summary="Compute attention",
-        response_model=AttentionResponse,
-        response_description="The output, the results that `include` names, and metadata.",
-        responses=problems(*TENSOR_STATUSES) | tensor_answer("answer.json"),
-        openapi_extra=tensor_body(AttentionRequest, "examples.json"),
-    )
+    """Add all operations of the table to the application, the first before all others."""
+    for path, row in reversed(OPERATIONS.items()):
+        add_tensor_route(app, path, _endpoint(row), **documentation(row))
+
+
+def _endpoint(row: TensorOperation) -> Callable[[Request], Awaitable[Response]]:
+    """The endpoint that answers by the operation of a row."""
+
+    async def answer(request: Request) -> Response:
+        return await respond(request, row.operation(request.app.state.engine))
+
+    return answer
 
 
 def add_tensor_route(app: FastAPI, path: str, endpoint: Callable[..., Any], **documentation: Any) -> None:

@@ -33,7 +33,10 @@ def add_commands(add: Callable[..., Any]) -> None:
     )
     compare.usage_status = FAILED
     kinds = ".json .npz .safetensors .pt, or - for standard input"
-    request = f"file with the fields of POST /attention or /attention/call: {kinds}; or the folder of a recording, or of one of its calls"
+    request = (
+        f"file with the fields of POST /attention, or of /attention/call: {kinds}; or the folder of a recording, or of "
+        "one of its calls"
+    )
     compare.add_argument("request", metavar="REQUEST", help=request)
     text = (
         f"what the kernel returned, in a file: {kinds}, by name, or .npy with the output; or the kernel, a function "

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Final, NamedTuple
+from abc import abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from attention_service.backends.base import Backend, Check, no_check
 from attention_service.codecs.chunks import Encoded, whole
@@ -21,26 +24,41 @@ from attention_service.comparison.truth import Question, pool_of
 from attention_service.errors import ShapeMismatch
 from attention_service.layers.layer import Layer
 from attention_service.pipeline.calls import call_prepare_cost, in_arguments
-from attention_service.pipeline.operation import Cost, Operation, P, PrepareCost, R
+from attention_service.pipeline.operation import Cost, Operation, PrepareCost, R
 from attention_service.schemas.compare import CompareCallRequest, CompareReport, CompareRequest
 
 JSON: Final = "application/json"
 # Heads of a comparison: mistakes of some are looked for head by head.
 MAX_HEADS: Final = 2**14
+Q = TypeVar("Q")
 
 
-class ReportingOperation(Operation[P, str, R]):
+class Prepared(NamedTuple, Generic[Q]):
+    """A question, and the memory that its comparison takes, in bytes."""
+
+    question: Q
+    memory: int
+
+
+class ReportingOperation(Operation[Prepared[Q], str, R]):
     """An operation that returns a report as JSON. backend: NumPy's, which computes the reference"""
 
-    encoders = {JSON: JSON}
+    encoders: Mapping[str, str] = MappingProxyType({JSON: JSON})
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        self._workers = 1 if (pool := pool_of(backend)) is None else pool.threads
 
-    @property
-    def _workers(self) -> int:
-        """Threads of a comparison."""
-        return 1 if (pool := pool_of(self._backend)) is None else pool.threads
+    def cost(self, request: Prepared[Q], encoder: str) -> Cost:
+        """Always in a worker thread: a comparison computes its request some hundred times."""
+        return Cost(math.inf, request.memory, request.memory, encodes_inline=False)
+
+    def encode(self, request: Prepared[Q], result: R, encoder: str, request_id: str) -> Encoded:
+        return whole(encoder, self.report(result, request_id).model_dump_json().encode())
+
+    @abstractmethod
+    def report(self, result: R, request_id: str) -> CompareReport:
+        """The report of a comparison."""
 
 
 class CompareOperation(ReportingOperation[Question, Comparison]):
@@ -48,30 +66,19 @@ class CompareOperation(ReportingOperation[Question, Comparison]):
 
     schemas = (CompareRequest,)
 
-    def prepare(self, decoded: Decoded, layer: Layer | None = None, check: Check = no_check) -> Question:
-        """The question of the request."""
+    def prepare(self, decoded: Decoded, layer: Layer | None = None, check: Check = no_check) -> Prepared[Question]:
         question = make_question(decoded, layer)
         _check_heads(question.plan.sizes.num_heads, "")
-        return question
+        return Prepared(question, comparison_bytes(question, self._workers))
 
-    def cost(self, request: Question, encoder: str) -> Cost:
-        return _cost(comparison_bytes(request, self._workers))
+    def compute(self, request: Prepared[Question], check: Check) -> Comparison:
+        return compare_question(request.question, self._backend, check)
 
-    def compute(self, request: Question, check: Check) -> Comparison:
-        return compare_question(request, self._backend, check)
-
-    def encode(self, request: Question, result: Comparison, encoder: str, request_id: str) -> Encoded:
-        return _encoded(make_report(result, request_id), encoder)
+    def report(self, result: Comparison, request_id: str) -> CompareReport:
+        return make_report(result, request_id)
 
 
-class PreparedCallQuestion(NamedTuple):
-    """A question about a call, and the memory that its comparison takes, in bytes."""
-
-    asked: CallQuestion
-    memory: int
-
-
-class CompareCallOperation(ReportingOperation[PreparedCallQuestion, CallComparison]):
+class CompareCallOperation(ReportingOperation[CallQuestion, CallComparison]):
     """POST /attention/call/compare."""
 
     schemas = (CompareCallRequest,)
@@ -79,33 +86,18 @@ class CompareCallOperation(ReportingOperation[PreparedCallQuestion, CallComparis
     def prepare_cost(self, decoded: Decoded) -> PrepareCost:
         return call_prepare_cost(decoded, parts=True)
 
-    def prepare(self, decoded: Decoded, layer: Layer | None = None, check: Check = no_check) -> PreparedCallQuestion:
-        """The question of the request."""
-        asked = call_question(decoded)
+    def prepare(self, decoded: Decoded, layer: Layer | None = None, check: Check = no_check) -> Prepared[CallQuestion]:
+        question = call_question(decoded)
         with in_arguments():
-            _check_heads(asked.addressed.query.heads, f"/{asked.addressed.query.name}")
-            return PreparedCallQuestion(asked, call_bytes(asked, self._workers, check))
+            _check_heads(question.addressed.query.heads, f"/{question.addressed.query.name}")
+            return Prepared(question, call_bytes(question, self._workers, check))
 
-    def cost(self, request: PreparedCallQuestion, encoder: str) -> Cost:
-        return _cost(request.memory)
-
-    def compute(self, request: PreparedCallQuestion, check: Check) -> CallComparison:
-        """The comparison. Errors: InvalidRequest, with pointers into /arguments, and what `check` raises."""
+    def compute(self, request: Prepared[CallQuestion], check: Check) -> CallComparison:
         with in_arguments():
-            return compare_call(request.asked, self._backend, check)
+            return compare_call(request.question, self._backend, check)
 
-    def encode(self, request: PreparedCallQuestion, result: CallComparison, encoder: str, request_id: str) -> Encoded:
-        return _encoded(make_call_report(result, request_id), encoder)
-
-
-def _cost(memory: int) -> Cost:
-    """What a comparison costs. Always in a worker thread: it computes its request some hundred times."""
-    return Cost(math.inf, memory, memory, encodes_inline=False)
-
-
-def _encoded(report: CompareReport, encoder: str) -> Encoded:
-    """A report as JSON."""
-    return whole(encoder, report.model_dump_json().encode())
+    def report(self, result: CallComparison, request_id: str) -> CompareReport:
+        return make_call_report(result, request_id)
 
 
 def _check_heads(count: int, pointer: str) -> None:

@@ -91,7 +91,7 @@ class Merge(NamedTuple):
     base: str = "2"
 
     def answer(self, run: Run, *, weights: bool = False, check: Callable[[], None] = lambda: None) -> Answer:
-        """The answer, which has no requests to run, and no weights. Errors: those of `merge`, and what `check` raises."""
+        """The answer: there is no request to run, and no weight. Errors: those of `merge`, and what `check` raises."""
         return Answer(*merge(self.parts, self.base, names=self.names, check=check))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -61,60 +61,6 @@ class PreparedCall(NamedTuple):
     device: str
     largest: int
 
-    def cost(self, encoder: Codec) -> Cost:
-        """Its largest request, the answer in float64 and in its own type, and the weights of all sequences."""
-        if isinstance(self.call, Merge):
-            return merge_cost(self.call.parts, encoder, self.decoded)
-        results, arrays = self._results(self.call), self._arrays(self.call)
-        encode = encoder.encode_bytes(results, self.decoded) + NAMED * arrays
-        return Cost(
-            flops=math.inf,
-            compute=self.largest + 2 * results + BYTES_PER_SEQUENCE // 2 * len(self.call.query.lengths),
-            results=2 * results,
-            waits_for_gpu=self.backend.is_gpu(self.device),
-            encode=encode,
-            encodes_inline=results < encoder.encode_inline,
-        )
-
-    def _results(self, call: Call) -> int:
-        query, rows = call.query, call.query.rows
-        assert rows is not None
-        numbers = rows.slots * rows.length * query.heads * (call.value.features + 1)
-        scores = int((query.lengths * call.keys).sum()) if self.weights else 0
-        return 8 * (numbers + query.heads * scores) + ARRAY * self._arrays(call)
-
-    def _arrays(self, call: Call) -> int:
-        return len(call.query.lengths) if self.weights else 0
-
-    def compute(self, check: Check) -> Result:
-        """The result. Errors: InvalidRequest of every kind, and what `check` raises."""
-        last: Metadata | None = None
-        masked = 0
-
-        def run(fields: Fields) -> Mapping[str, Any]:
-            nonlocal last, masked
-            result = run_fields(fields | {"backend": self.backend.name, "device": self.device}, self.backend, check)
-            last, masked = result.metadata, masked + result.metadata.fully_masked_rows
-            return result.arrays
-
-        with in_arguments():
-            answer = self.call.answer(run, weights=self.weights, check=check)
-        typed = answer.rounded(self.dtype)
-        arrays: dict[str, Any] = {"output": typed.output, "logsumexp": typed.logsumexp}
-        if typed.weights is not None:
-            arrays["attention_weights"] = typed.weights
-        return Result(arrays, self._metadata(answer, last, masked))
-
-    def _metadata(self, answer: Answer, last: Metadata | None, masked: int) -> Metadata:
-        """The sizes of the whole call; how it was computed, as of its last request. masked: rows of all its requests"""
-        kernel, device, scale = ("none", "cpu", 1.0) if last is None else (last.kernel, last.device, last.scale)
-        if isinstance(self.call, Call):
-            sizes, masked = sizes_of(self.call), masked + keyless_rows(self.call)
-        else:
-            sizes = Sizes(1, 1, 1, 0, 0, 0, answer.output.shape[-1])
-            masked = int(np.isneginf(answer.logsumexp).sum())
-        return Metadata(self.backend.name, device, self.dtype.name, kernel, *sizes, scale, masked, ())
-
 
 class CallOperation(Operation[PreparedCall, Codec, Result]):
     """POST /attention/call, and the same on the command line."""
@@ -148,10 +94,40 @@ class CallOperation(Operation[PreparedCall, Codec, Result]):
         return may_wait(self._backends, decoded)
 
     def cost(self, request: PreparedCall, encoder: Codec) -> Cost:
-        return request.cost(encoder)
+        """The largest request, the answer in float64 and in its own type, and the weights of all sequences."""
+        call = request.call
+        if isinstance(call, Merge):
+            return merge_cost(call.parts, encoder, request.decoded)
+        arrays = len(call.query.lengths) if request.weights else 0
+        results = _answer_bytes(call, arrays)
+        return Cost(
+            flops=math.inf,
+            compute=request.largest + 2 * results + BYTES_PER_SEQUENCE // 2 * len(call.query.lengths),
+            results=2 * results,
+            waits_for_gpu=request.backend.is_gpu(request.device),
+            encode=encoder.encode_bytes(results, request.decoded) + NAMED * arrays,
+            encodes_inline=results < encoder.encode_inline,
+        )
 
     def compute(self, request: PreparedCall, check: Check) -> Result:
-        return request.compute(check)
+        """The result. Errors: InvalidRequest of every kind, and what `check` raises."""
+        computed = {"backend": request.backend.name, "device": request.device}
+        last: Metadata | None = None
+        masked = 0
+
+        def run(fields: Fields) -> Mapping[str, Any]:
+            nonlocal last, masked
+            result = run_fields(fields | computed, request.backend, check)
+            last, masked = result.metadata, masked + result.metadata.fully_masked_rows
+            return result.arrays
+
+        with in_arguments():
+            answer = request.call.answer(run, weights=request.weights, check=check)
+        typed = answer.rounded(request.dtype)
+        arrays: dict[str, Any] = {"output": typed.output, "logsumexp": typed.logsumexp}
+        if typed.weights is not None:
+            arrays["attention_weights"] = typed.weights
+        return Result(arrays, _metadata(request, answer, last, masked))
 
     def encode(self, request: PreparedCall, result: Result, encoder: Codec, request_id: str) -> Encoded:
         """The answer: weights as a list, in formats of tensors by their numbers."""
@@ -163,6 +139,27 @@ class CallOperation(Operation[PreparedCall, Codec, Result]):
 
     def advice(self, request: PreparedCall) -> str:
         return "include without attention_weights, and fewer sequences at a time, need less"
+
+
+def _answer_bytes(call: Call, arrays: int) -> int:
+    """Bytes of the answer of a call in float64. arrays: of weights"""
+    query, rows = call.query, call.query.rows
+    assert rows is not None
+    numbers = rows.slots * rows.length * query.heads * (call.value.features + 1)
+    scores = int((query.lengths * call.keys).sum()) if arrays else 0
+    return 8 * (numbers + query.heads * scores) + ARRAY * arrays
+
+
+def _metadata(request: PreparedCall, answer: Answer, last: Metadata | None, masked: int) -> Metadata:
+    """The sizes of the whole call; how it was computed, as of its last request. masked: rows of all its requests"""
+    call = request.call
+    kernel, device, scale = ("none", "cpu", 1.0) if last is None else (last.kernel, last.device, last.scale)
+    if isinstance(call, Call):
+        sizes, masked = sizes_of(call), masked + keyless_rows(call)
+    else:
+        sizes = Sizes(1, 1, 1, 0, 0, 0, answer.output.shape[-1])
+        masked = int(np.isneginf(answer.logsumexp).sum())
+    return Metadata(request.backend.name, device, request.dtype.name, kernel, *sizes, scale, masked, ())
 
 
 def decoded_call(body: CallRequest, decoded: Decoded) -> Call | Merge:

@@ -105,8 +105,9 @@ def inference_errors(*statuses: int) -> Responses:
 
 def documentation(row: TensorOperation) -> dict[str, Any]:
     """What the API document says of an operation on tensors, as arguments of FastAPI."""
-    first, *words = row.operation.__name__.split("_")
-    requests = {JSON: {"schema": _reference(row.request), "examples": _file(row.examples)}} | _tensors("request")
+    name = row.operation.__name__
+    first, *words = name.split("_")
+    requests = {JSON: {"schema": _reference(row.request), "examples": _file(f"{name}.json")}} | _tensors("request")
     responses = {JSON: {"example": _file(row.example)}} if row.example else {}
     responses |= {media_type: DESCRIBED[media_type] for media_type in row.media_types if media_type != JSON}
     return {
@@ -212,7 +213,8 @@ def _add_headers(responses: dict[str, Any], *, is_tensor_operation: bool) -> Non
 
 def _add_models(schemas: dict[str, Any]) -> None:
     """Add models and named enums that FastAPI does not see; drop its validation errors, which are never sent."""
-    for model in (Problem, InferenceError, *(row.request for row in OPERATIONS.values()), InferenceRequest):
+    models: list[type[BaseModel]] = [Problem, InferenceError, *(row.request for row in OPERATIONS.values())]
+    for model in (*models, InferenceRequest):
         described = model.model_json_schema(ref_template=REFERENCE)
         schemas.update(described.pop("$defs", {}))
         schemas[model.__name__] = described

@@ -1,6 +1,6 @@
 """The operations on tensors by their paths: what makes each, and what the API document says of it.
 
-To add one, write an `Operation` and its models, and add a function and a row here.
+To add one, write an `Operation` and its models, a function and a row here, and a file with examples.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from attention_service.schemas.response import AttentionResponse
 class TensorOperation(NamedTuple):
     """An operation on tensors, as its route and the API document need it.
 
-    operation: makes it of the engine; its docstring is the description, its name in camel case the id
-    response: the model of a response in JSON, None where there is none; returns: what it is
-    examples: name of a file with requests; example: of one with a response, "" for none
-    media_types: of responses
+    operation: makes it of the engine; its docstring is the description, its name in camel case the id, and the name of
+    a file with examples of requests
+    response: the model of a response in JSON, None for none; returns: what it is; media_types: of responses
+    example: name of a file with a response, "" for none
     """
 
     operation: Callable[[Engine], Operation[Any, Any, Any]]
@@ -41,9 +41,8 @@ class TensorOperation(NamedTuple):
     request: type[BaseModel]
     response: type[BaseModel] | None
     returns: str
-    examples: str
-    example: str = ""
     media_types: Collection[str] = CODECS
+    example: str = ""
 
 
 def compute_attention(engine: Engine) -> AttentionOperation:
@@ -128,16 +127,10 @@ OPERATIONS: Final[dict[str, TensorOperation]] = {
         AttentionRequest,
         AttentionResponse,
         "The output, the results that `include` names, and metadata.",
-        "examples.json",
-        "answer.json",
+        example="answer.json",
     ),
     "/attention/call": TensorOperation(
-        compute_call,
-        "Compute the call of a library",
-        CallRequest,
-        CallResponse,
-        "What the function returns, and metadata.",
-        "call.json",
+        compute_call, "Compute the call of a library", CallRequest, CallResponse, "What it returns, and metadata."
     ),
     "/attention/compare": TensorOperation(
         compare_attention,
@@ -145,26 +138,13 @@ OPERATIONS: Final[dict[str, TensorOperation]] = {
         CompareRequest,
         CompareReport,
         "The report.",
-        "compare.json",
-        media_types=(JSON,),
+        [JSON],
     ),
     "/attention/call/compare": TensorOperation(
-        compare_call,
-        "Compare what a function of a library returned with its exact answer",
-        CompareCallRequest,
-        CompareReport,
-        "The report.",
-        "compare_call.json",
-        media_types=(JSON,),
+        compare_call, "Compare what a library returned", CompareCallRequest, CompareReport, "The report.", [JSON]
     ),
     "/attention/heatmap": TensorOperation(
-        draw_attention,
-        "Draw attention",
-        HeatmapRequest,
-        None,
-        "The picture.",
-        "heatmap.json",
-        media_types=FORMATS,
+        draw_attention, "Draw attention", HeatmapRequest, None, "The picture.", FORMATS
     ),
     "/attention/merge": TensorOperation(
         merge_attention,
@@ -172,6 +152,5 @@ OPERATIONS: Final[dict[str, TensorOperation]] = {
         MergeRequest,
         MergeResponse,
         "Output and logsumexp over the keys of all parts.",
-        "merge.json",
     ),
 }

@@ -14,7 +14,7 @@ from attention_service.attention.spec import Included
 from attention_service.schemas.arrays import NumbersOrNull, Tensor
 from attention_service.schemas.call import CallRequest
 from attention_service.schemas.closed import Closed, unwrapped
-from attention_service.schemas.request import AttentionRequest, ExtendedRequest, check_length
+from attention_service.schemas.request import AttentionRequest, check_length
 from attention_service.schemas.response import AttentionResponse
 
 LogsumexpBase = Literal["e", "2"]
@@ -101,10 +101,12 @@ class Judging(Closed):
     the next input as far as they were found. Default: no limit."""
 
 
-class CompareRequest(Judging, ExtendedRequest):
+class CompareRequest(Judging, AttentionRequest):
     """A request of `/attention`, and what a kernel returned for it. `include` and `encoding` have no effect."""
 
-    elsewhere = dict.fromkeys(AttentionRequest.elsewhere, "calls of other libraries are for POST /attention/call/compare")
+    elsewhere = dict.fromkeys(
+        AttentionRequest.elsewhere, "calls of other libraries are for POST /attention/call/compare"
+    )
 
     actual: ActualArrays | None = None
     """What the kernel returned. Default: nothing; the report then says what the request could show."""

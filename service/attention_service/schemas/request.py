@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
@@ -287,13 +287,13 @@ class AttentionRequest(Closed):
     """Arrays of a JSON response: nested lists, or objects with base64 data."""
 
     def attention_spec(self, untyped: AbstractSet[str], *, allow_non_finite: bool = False) -> spec.AttentionSpec:
-        """This request as an AttentionSpec, with defaults.
+        """This request as an AttentionSpec, with defaults, without the fields that another operation adds.
 
         untyped: the fields whose arrays came as lists, which have no type of their own
 
         Errors: UnknownLayer for a request that still names a layer.
         """
-        given = self.given()
+        given = {name: value for name, value in self.given().items() if name in AttentionRequest.model_fields}
         given.pop("encoding", None)
         if given.pop("layer", None) is not None:  # a service puts the fields of a layer in the place of its name
             raise UnknownLayer.at("/layer", "no layer: only a service has layers", quote(str(self.layer)))
@@ -306,15 +306,3 @@ class AttentionRequest(Closed):
             untyped=frozenset(untyped),
             allow_non_finite=allow_non_finite,
         )
-
-
-class ExtendedRequest(AttentionRequest):
-    """A request of another operation on attention, with fields of its own beside those of `/attention`."""
-
-    def attention_spec(self, untyped: AbstractSet[str], *, allow_non_finite: bool = False) -> spec.AttentionSpec:
-        """The request without fields of its own, see AttentionRequest."""
-        own = type(self).model_fields.keys() - AttentionRequest.model_fields.keys()
-        plain = AttentionRequest.model_construct(
-            self.model_fields_set - own, **{name: getattr(self, name) for name in AttentionRequest.model_fields}
-        )
-        return plain.attention_spec(untyped, allow_non_finite=allow_non_finite)

@@ -67,7 +67,6 @@ def make_call_question(
     tolerance: Tolerance | None = None,
     liberties: frozenset[str] = LIBERTIES,
     time_limit: float | None = None,
-    rows: int | None = None,
     reference: bool = False,
 ) -> CallQuestion:
     """The question about what a function returned, in its own axes.
@@ -84,7 +83,7 @@ def make_call_question(
     tokens = (addressed.query, addressed.value)
     if "rounded_weights" in liberties and all(one.dtype.itemsize == 1 and one.dtype.kind != "i" for one in tokens):
         liberties |= {CODED_WEIGHTS}
-    return CallQuestion(function, call, kind, actual, tolerance, liberties, time_limit, rows, reference)
+    return CallQuestion(function, call, kind, actual, tolerance, liberties, time_limit, reference=reference)
 
 
 def _read(

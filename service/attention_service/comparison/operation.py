@@ -57,8 +57,8 @@ class ReportingOperation(Operation[Prepared[Q], str, R]):
         return whole(encoder, self.report(result, request_id).model_dump_json().encode())
 
     @abstractmethod
-    def report(self, result: R, request_id: str) -> CompareReport:
-        """The report of a comparison."""
+    def report(self, result: R, request_id: str | None = None) -> CompareReport:
+        """The report of a comparison. request_id: of a service"""
 
 
 class CompareOperation(ReportingOperation[Question, Comparison]):
@@ -74,7 +74,7 @@ class CompareOperation(ReportingOperation[Question, Comparison]):
     def compute(self, request: Prepared[Question], check: Check) -> Comparison:
         return compare_question(request.question, self._backend, check)
 
-    def report(self, result: Comparison, request_id: str) -> CompareReport:
+    def report(self, result: Comparison, request_id: str | None = None) -> CompareReport:
         return make_report(result, request_id)
 
 
@@ -96,7 +96,7 @@ class CompareCallOperation(ReportingOperation[CallQuestion, CallComparison]):
         with in_arguments():
             return compare_call(request.question, self._backend, check)
 
-    def report(self, result: CallComparison, request_id: str) -> CompareReport:
+    def report(self, result: CallComparison, request_id: str | None = None) -> CompareReport:
         return make_call_report(result, request_id)
 
 

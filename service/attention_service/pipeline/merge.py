@@ -51,7 +51,6 @@ class MergeOperation(Operation[Parts, Codec, Result]):
         return PrepareCost(2 * ELEMENTS_PER_CHECK * count, 0)
 
     def prepare(self, decoded: Decoded, layer: Layer | None = None, check: Check = no_check) -> Parts:
-        """The parts of the request."""
         return make_parts(decoded)
 
     def cost(self, request: Parts, encoder: Codec) -> Cost:
@@ -59,9 +58,7 @@ class MergeOperation(Operation[Parts, Codec, Result]):
         return merge_cost(request.states, encoder, request.decoded)
 
     def compute(self, request: Parts, check: Check) -> Result:
-        """The merged result."""
         return request.merged(check)
 
     def encode(self, request: Parts, result: Result, encoder: Codec, request_id: str) -> Encoded:
-        """Output and logsumexp."""
         return encoder.encode(result.arrays, request.decoded)

@@ -213,8 +213,9 @@ def _add_headers(responses: dict[str, Any], *, is_tensor_operation: bool) -> Non
 
 def _add_models(schemas: dict[str, Any]) -> None:
     """Add models and named enums that FastAPI does not see; drop its validation errors, which are never sent."""
-    models: list[type[BaseModel]] = [Problem, InferenceError, *(row.request for row in OPERATIONS.values())]
-    for model in (*models, InferenceRequest):
+    requests = (row.request for row in OPERATIONS.values())
+    models: list[type[BaseModel]] = [Problem, InferenceError, *requests, InferenceRequest]
+    for model in models:
         described = model.model_json_schema(ref_template=REFERENCE)
         schemas.update(described.pop("$defs", {}))
         schemas[model.__name__] = described

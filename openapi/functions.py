@@ -162,8 +162,8 @@ def functions() -> str:
 
 
 def of_library(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The fields of a request that can be sent without a service: it has layers, and calls are those of call()."""
-    return {name: field for name, field in model.model_fields.items() if name not in {"layer", *request.CALL}}
+    """The fields of a request that can be sent without a service, which has layers."""
+    return {name: field for name, field in model.model_fields.items() if name != "layer"}
 
 
 def function(name: str, given: list[str], returned: str, text: str) -> str:

@@ -339,7 +339,7 @@ def main() -> None:
     made: tuple[tuple[Path, Callable[[], str | bytes]], ...] = (
         (ROOT / "service" / "attention_service" / "library" / "functions.py", functions),
         (INFERENCE / "inference.binpb", compiled),
-        (ROOT / "service" / "attention_service" / "routes" / "examples.json", examples),
+        (ROOT / "service" / "attention_service" / "routes" / "compute_attention.json", examples),
         (ROOT / "service" / "attention_service" / "routes" / "answer.json", example_answer),
         (ROOT / "openapi" / "openapi.json", document),
         (docs / "images" / "animals.svg", readme_picture),

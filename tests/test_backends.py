@@ -125,7 +125,7 @@ def test_a_request_for_ray_without_ray_names_the_extra() -> None:
 # Requests that ask for ray, by the paths of the operations that compute with the backend of a request.
 ASKING = {
     "attention": ("/attention", FOR_RAY),
-    "a call": ("/attention", {"call": VARLEN, "arguments": as_json(RAGGED), "backend": "ray"}),
+    "a call": ("/attention/call", {"call": VARLEN, "arguments": as_json(RAGGED), "backend": "ray"}),
     "the inference protocol": (INFER, {
         "inputs": [{"name": "input", "datatype": "FP64", "shape": [1, 1], "data": [1]}],
         "parameters": {"backend": "ray"},

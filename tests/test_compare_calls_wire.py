@@ -1,4 +1,4 @@
-"""POST /attention/compare with `call`, and `attention-service compare`: reports, errors by name, bounded memory."""
+"""POST /attention/call/compare, and `attention-service compare`: reports, errors by name, bounded memory."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.calls.compare import compare_call
 from attention_service.comparison.calls.parts import call_bytes, parts
 from attention_service.comparison.calls.question import CallQuestion, make_call_question
-from attention_service.comparison.calls.request import BESIDE
-from attention_service.comparison.operation import CompareOperation
+from attention_service.comparison.operation import CompareCallOperation
 from attention_service.engines.table import decode
 from attention_service.errors import InvalidRequest
-from attention_service.schemas.compare import CompareRequest
+from attention_service.schemas.compare import CompareCallRequest, CompareRequest
 from tests.conftest import serving_freed
 from tests.helpers.engine_calls import Draw
 from tests.helpers.engine_draws import DRAWS
@@ -43,7 +42,7 @@ def client() -> Iterator[httpx.Client]:
 def post(client: httpx.Client, media_type: str = JSON, **fields: Any) -> httpx.Response:
     fields = {"call": VARLEN, "arguments": RAGGED, **fields}
     content = json.dumps(as_json(fields)).encode() if media_type == JSON else write(fields, media_type)
-    return client.post("/attention/compare", content=content, headers={"content-type": media_type})
+    return client.post("/attention/call/compare", content=content, headers={"content-type": media_type})
 
 
 @pytest.mark.parametrize("media_type", MEDIA_TYPES)
@@ -71,15 +70,15 @@ def test_numbers_in_lists_are_float64(client: httpx.Client) -> None:
     }
     content = {"call": VARLEN, "arguments": {**arguments, "causal": True}}
     actual = {"output": [[[0.0]], [[3.0]]], "logsumexp": [[None, 1.0]]}
-    answer = client.post("/attention/compare", json=content | {"actual": actual}).json()
+    answer = client.post("/attention/call/compare", json=content | {"actual": actual}).json()
     assert (answer["verdict"]["status"], answer["metadata"]["dtype"]) == ("correct", "float64")
     assert answer["reference"] is None
     assert (
-        client.post("/attention/compare", json=content | {"actual": actual, "reference": True}).json()["reference"]
+        client.post("/attention/call/compare", json=content | {"actual": actual, "reference": True}).json()["reference"]
         == actual
     )
     spare = content | {"arguments": arguments | {"q": [[[1.0]], [[2.0]], [[9.0]]], "causal": True}, "reference": True}
-    reference = client.post("/attention/compare", json=spare).json()["reference"]
+    reference = client.post("/attention/call/compare", json=spare).json()["reference"]
     assert reference == {"output": [[[0.0]], [[3.0]], [[None]]]}  # the last row belongs to no sequence
     actual = {"output": np.array([[[0.0]], [[3.0]]]), "logsumexp": np.array([[np.inf, 1.0]])}
     assert post(client, SAFETENSORS, **content, actual=actual).json()["verdict"]["status"] == "correct"
@@ -88,15 +87,15 @@ def test_numbers_in_lists_are_float64(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("fields", "pointer", "text"),
     [
-        ({"is_causal": True}, "/is_causal", "none beside call"),
-        ({"logsumexp_base": "2"}, "/logsumexp_base", "none beside call"),
-        ({"against": {"output": OUTPUT}}, "/against", "none beside call"),
-        ({"query": OUTPUT}, "/query", "none beside call"),
+        ({"is_causal": True}, "/is_causal", "stands in arguments"),
+        ({"logsumexp_base": "2"}, "/logsumexp_base", "stands in arguments"),
+        ({"against": {"output": OUTPUT}}, "/against", "stands in arguments"),
+        ({"query": OUTPUT}, "/query", "stands in arguments"),
         ({"layer": "x"}, "/layer", "stored layers"),
-        ({"arguments": None}, "/arguments", "call and arguments"),
-        ({"call": None}, "/call", "call and arguments"),
+        ({"arguments": None}, "/arguments", "a dictionary null"),
+        ({"call": None}, "/call", "a string null"),
         ({"actual": {}}, "/actual", "output or logsumexp"),
-        ({"actual": {"attention_weights": OUTPUT}}, "/actual/attention_weights", "which a function returns"),
+        ({"actual": {"attention_weights": OUTPUT}}, "/actual/attention_weights", "a known field"),
         ({"actual": {"output": OUTPUT[1:]}}, "/actual/output", "(14, 4, 8), as the function returns it"),
         ({"actual": {"logsumexp": SUMS.T}}, "/actual/logsumexp", "(4, 14)"),
         ({"arguments": {**RAGGED, "causal": 3}}, "/arguments/causal", "true or false"),
@@ -121,10 +120,10 @@ def test_what_does_not_apply_is_refused_by_name(
 
 
 def test_every_other_field_is_refused() -> None:
-    for name in CompareRequest.model_fields.keys() - BESIDE - {"layer"}:
+    for name in CompareRequest.model_fields.keys() - CompareCallRequest.model_fields.keys():
         decoded = Decoded({"call": VARLEN, "arguments": RAGGED, name: _any_value(name)}, frozenset())
         with pytest.raises(InvalidRequest) as caught:
-            CompareOperation(BACKEND).prepare(decoded)
+            CompareCallOperation(BACKEND).prepare(decoded)
         assert caught.value.faults[0].pointer.startswith(f"/{name}")
 
 

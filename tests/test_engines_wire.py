@@ -1,4 +1,4 @@
-"""POST /attention with `call`: every function in every wire format gives what call() gives, within all limits."""
+"""POST /attention/call: every function in every wire format gives what call() gives, within all limits."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from pydantic import BaseModel
 
 from attention_service import call
 from attention_service.backends.numpy.backend import NumpyBackend
@@ -20,7 +21,10 @@ from attention_service.codecs.table import CODECS
 from attention_service.engines.call import MOST
 from attention_service.errors import InvalidRequest
 from attention_service.pipeline.engine import Engine
-from attention_service.schemas.request import CALL, AttentionRequest
+from attention_service.schemas.call import CallRequest
+from attention_service.schemas.compare import CompareCallRequest, CompareRequest
+from attention_service.schemas.heatmap import HeatmapRequest
+from attention_service.schemas.request import AttentionRequest
 from attention_service.settings import Settings
 from tests.conftest import app, serving, serving_freed
 from tests.helpers.engine_calls import Draw
@@ -71,7 +75,7 @@ def written(fields: dict[str, Any], media_type: str) -> bytes:
 
 def post(client: httpx.Client, media_type: str = JSON, accept: str = SAFETENSORS, **fields: Any) -> httpx.Response:
     headers = {"content-type": media_type, "accept": accept}
-    return client.post("/attention", content=written(fields, media_type), headers=headers)
+    return client.post("/attention/call", content=written(fields, media_type), headers=headers)
 
 
 def tensors(answer: httpx.Response) -> dict[str, np.ndarray]:
@@ -130,7 +134,7 @@ def test_parts_are_merged(client: httpx.Client) -> None:
 
 def test_parts_are_merged_within_memory_and_deadline() -> None:
     """As POST /attention/merge: a lease before they are merged, the deadline before each, and as many at most."""
-    operation = Engine(Settings.model_construct()).attention_or_call
+    operation = Engine(Settings.model_construct()).call
 
     def prepared(parts: int) -> Any:
         arrays = {"v": np.ones((1000, parts, 2, 4)), "s": np.zeros((1000, parts, 2))}
@@ -154,13 +158,12 @@ def test_parts_are_merged_within_memory_and_deadline() -> None:
 @pytest.mark.parametrize(
     ("fields", "pointer", "text"),
     [
-        ({"call": VARLEN}, "/arguments", "one of them"),
-        ({"arguments": arguments()}, "/call", "one of them"),
-        ({"version": 2}, "/arguments", "one of them"),
+        ({"call": VARLEN}, "/arguments", "this field"),
+        ({"arguments": arguments()}, "/call", "this field"),
         ({"call": "flash_attn.flash_attn_fun", "arguments": {}}, "/call", "did you mean"),
-        ({"call": VARLEN, "arguments": arguments(), "scale": 1}, "/scale", "none beside call"),
+        ({"call": VARLEN, "arguments": arguments(), "scale": 1}, "/scale", "stands in arguments"),
         ({"call": VARLEN, "arguments": arguments(), "layer": "x"}, "/layer", "stored layers"),
-        ({"call": VARLEN, "arguments": None}, "/arguments", "one of them"),
+        ({"call": VARLEN, "arguments": None}, "/arguments", "a dictionary, got null"),
         ({"call": VARLEN, "arguments": arguments(), "version": 5}, "/version", "at most 4"),
         ({"call": "vllm.attention", "arguments": {}, "version": 2}, "/version", "none"),
         ({"call": VARLEN, "arguments": arguments(scale=1)}, "/arguments/scale", "an argument of"),
@@ -173,7 +176,7 @@ def test_parts_are_merged_within_memory_and_deadline() -> None:
 )
 def test_faults_point_into_the_arguments(client: httpx.Client, fields: Any, pointer: str, text: str) -> None:
     content = json.dumps(as_json(fields))
-    answer = client.post("/attention", content=content, headers={"content-type": JSON})
+    answer = client.post("/attention/call", content=content, headers={"content-type": JSON})
     assert answer.status_code == 422, answer.text
     (fault,) = answer.json()["errors"]
     assert fault["pointer"] == pointer
@@ -181,23 +184,35 @@ def test_faults_point_into_the_arguments(client: httpx.Client, fields: Any, poin
 
 
 def test_what_generated_clients_send_unasked_says_nothing(client: httpx.Client) -> None:
-    """Clients in Java send each field that has a default, and an empty object for `arguments`."""
-    unasked = {
-        "is_causal": False,
-        "normalization": "softmax",
-        "backend": "auto",
-        "device": "auto",
-        "average_heads": False,
-        "encoding": "list",
-    }
-    direct = {"query": [[1.0]], "key": [[1.0]], "value": [[2.0]], "arguments": {}, **unasked}
-    for path in ("/attention", "/attention/compare", "/attention/heatmap"):
-        assert client.post(path, json=direct | {"call": None}).status_code == 200, path
+    """Clients in Java and C# send null for absent fields, an empty list for some, and each default."""
+
+    def unasked(model: type[BaseModel]) -> dict[str, Any]:
+        fields = {name: field.default for name, field in model.model_fields.items() if not field.is_required()}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
+
+    direct = {"query": [[1.0]], "key": [[1.0]], "value": [[2.0]]}
+    assert client.post("/attention", json=unasked(AttentionRequest) | direct).json()["output"] == [[2.0]]
+    right = direct | {"actual": {"output": [[2.0]], "logsumexp": None}, "legal": []}
+    assert client.post("/attention/compare", json=unasked(CompareRequest) | right).status_code == 200
+    assert client.post("/attention/heatmap", json=unasked(HeatmapRequest) | direct).status_code == 200
     parts = {"v_a": [[[4.0]]], "s_a": [[0.0]], "v_b": [[[0.0]]], "s_b": [[0.0]]}
-    content = {"call": "flashinfer.merge_state", "arguments": parts, **unasked}
-    assert client.post("/attention", json=content).json()["output"] == [[[2.0]]]
-    judged = content | {"reference": False, "logsumexp_base": "e", "legal": [], "actual": {"output": [[[2.0]]]}}
-    assert client.post("/attention/compare", json=judged).json()["verdict"]["status"] == "correct"
+    call = {"call": "flashinfer.merge_state", "arguments": parts}
+    assert client.post("/attention/call", json=unasked(CallRequest) | call).json()["output"] == [[[2.0]]]
+    judged = call | {"actual": {"output": [[[2.0]]], "logsumexp": None}, "legal": []}
+    report = client.post("/attention/call/compare", json=unasked(CompareCallRequest) | judged).json()
+    assert report["verdict"]["status"] == "correct"
+
+
+@pytest.mark.parametrize("beside", ["", "/compare"])
+def test_a_request_on_the_path_of_another_is_told_where_it_belongs(client: httpx.Client, beside: str) -> None:
+    """A call at the path of requests, and a request at the path of calls."""
+    call = {"call": VARLEN, "arguments": {"q": [[[1.0]]]}}
+    answer = client.post(f"/attention{beside}", json=call)
+    assert (answer.status_code, f"POST /attention/call{beside})" in answer.json()["detail"]) == (422, True)
+    assert [fault["pointer"] for fault in answer.json()["errors"]] == ["/call", "/arguments"]
+    answer = client.post(f"/attention/call{beside}", json={"input": [[1.0]], "is_causal": True})
+    assert (answer.status_code, f"POST /attention{beside})" in answer.json()["detail"]) == (422, True)
+    assert [fault["pointer"] for fault in answer.json()["errors"]] == ["/call", "/arguments", "/input", "/is_causal"]
 
 
 def test_a_cache_in_lists_is_refused_where_it_may_be_a_pair(client: httpx.Client) -> None:
@@ -215,7 +230,7 @@ def test_a_cache_in_lists_is_refused_where_it_may_be_a_pair(client: httpx.Client
         assert tensors(post(client, **fields))["output"].ravel().tolist() == [2.0]
     for wrong in (cache, np.stack(pair)):
         fields["arguments"] = where | {"paged_kv_cache": wrong.tolist()}
-        answer = client.post("/attention", json=fields)
+        answer = client.post("/attention/call", json=fields)
         assert answer.status_code == 422, answer.text
         (fault,) = answer.json()["errors"]
         assert (fault["pointer"], fault["hint"]) == (
@@ -229,13 +244,8 @@ def test_a_cache_in_lists_is_refused_where_it_may_be_a_pair(client: httpx.Client
 
 
 def test_null_is_the_default_of_every_field(client: httpx.Client) -> None:
-    """One key, whose value is the output, without a call; and a call with null in the place of all other fields."""
-    query: dict[str, Any] = {"query": [[1.0]], "key": [[1.0]], "value": [[5.0]]}
-    answer = client.post("/attention", json={**dict.fromkeys(CALL), **query})
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["output"] == [[5.0]]
-    absent: dict[str, Any] = dict.fromkeys(AttentionRequest.model_fields.keys() - CALL - {"include", "layer"})
-    found = tensors(post(client, call=VARLEN, arguments=arguments(), **absent))
+    absent: dict[str, Any] = dict.fromkeys(CallRequest.model_fields.keys() - {"call", "arguments"})
+    found = tensors(post(client, **absent, call=VARLEN, arguments=arguments()))
     assert np.array_equal(found["output"], call(VARLEN, **arguments()).output, equal_nan=True)
 
 
@@ -253,8 +263,8 @@ def test_a_number_of_a_mask_is_named_with_its_place(client: httpx.Client, masks:
 def test_other_operations_take_no_calls(client: httpx.Client) -> None:
     content = json.dumps({"call": VARLEN, "arguments": {}, "query": [[1.0]], "key": [[1.0]], "value": [[1.0]]})
     answer = client.post("/attention/heatmap", content=content, headers={"content-type": JSON})
-    assert problem(answer) == (422, "field_conflict")
-    for name in CALL:
+    assert problem(answer) == (422, "unknown_field")
+    for name in CallRequest.model_fields.keys() - AttentionRequest.model_fields.keys():
         assert name not in json.dumps(client.get("/v2/models/attention").json()["inputs"])
 
 
@@ -276,7 +286,7 @@ def test_damaged_calls_never_fail(client: httpx.Client) -> None:
                 content = written({"call": drawn.function, "arguments": drawn.arguments}, JSON)
             except (TypeError, ValueError, AttributeError):
                 continue  # JSON has no such value
-            answer = client.post("/attention", content=content, headers={"content-type": JSON})
+            answer = client.post("/attention/call", content=content, headers={"content-type": JSON})
             statuses.add(answer.status_code)
             assert answer.status_code in (200, 400, 422), (name, seed, answer.text)
     assert {200, 422} <= statuses
@@ -333,7 +343,7 @@ def large(name: str) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["pages", "entries", "mask", "one", "two", "many", "weights", "empty"])
 def test_a_call_takes_no_more_memory_than_its_estimate(name: str) -> None:
-    operation = Engine(Settings.model_construct()).attention_or_call
+    operation = Engine(Settings.model_construct()).call
     request = operation.prepare(Decoded(large(name), frozenset()))
     cost = operation.cost(request, CODECS[SAFETENSORS])
     tracemalloc.start()

@@ -333,9 +333,7 @@ def test_every_operation_sees_a_dependency_of_the_application(monkeypatch: pytes
         if number:
             raise HTTPException(403, "not on Sundays", headers={"X-Reason": "Sunday"})
 
-    monkeypatch.setattr(
-        "attention_service.app.FastAPIOffline", partial(FastAPIOffline, dependencies=[Depends(forbid)])
-    )
+    monkeypatch.setattr("attention_service.app.FastAPIOffline", partial(FastAPIOffline, dependencies=[Depends(forbid)]))
     service = app()
     with serving(service) as client:
         for path in tensor_paths(service):

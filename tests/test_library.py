@@ -31,7 +31,7 @@ from attention_service.errors import (
 from attention_service.library import calls, functions
 from attention_service.schemas.closed import Part
 from attention_service.schemas.compare import OwnTolerance
-from attention_service.schemas.request import CALL, AttentionRequest
+from attention_service.schemas.request import AttentionRequest
 from tests.cases import CASES, Case, as_array
 from tests.helpers.backends import BACKENDS
 from tests.test_layouts import post
@@ -72,7 +72,7 @@ def test_signatures_name_exactly_the_fields_of_a_request(function: Callable[...,
     """In their order, with their defaults; query, key and value also by position."""
     found = dict(inspect.signature(function).parameters)
     assert found.pop("unknown").kind is inspect.Parameter.VAR_KEYWORD
-    fields = {name: field for name, field in AttentionRequest.model_fields.items() if name not in {"layer", *CALL}}
+    fields = {name: field for name, field in AttentionRequest.model_fields.items() if name != "layer"}
     assert list(found) == [*own[:1], *fields, *own[1:]]
     defaults = {name: field.default for name, field in fields.items()} | {"include": None}  # it depends on `gradients`
     assert {name: found[name].default for name in fields} == defaults
@@ -94,7 +94,7 @@ def test_the_types_of_nested_fields_have_their_names() -> None:
 def test_every_argument_is_described() -> None:
     text = attend.__doc__ or ""
     for name, field in AttentionRequest.model_fields.items():
-        if name in {"layer", *CALL}:  # only a service has layers, and call() is a function of its own
+        if name == "layer":  # only a service has layers
             continue
         described = " ".join(text.split()).partition(f" {name}: ")[2]
         assert described.startswith(" ".join((field.description or "missing").split())[:60]), name

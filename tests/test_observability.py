@@ -114,6 +114,8 @@ def test_the_metrics_of_alerts_and_dashboard_start_at_0() -> None:
     refused = [labels for name, labels, _ in fresh if name == "attention_requests_total" and labels["status"] == "503"]
     assert {(labels["protocol"], labels["operation"]) for labels in refused} == {
         ("http", "/attention"),
+        ("http", "/attention/call"),
+        ("http", "/attention/call/compare"),
         ("http", "/attention/compare"),
         ("http", "/attention/heatmap"),
         ("http", "/attention/merge"),

@@ -65,7 +65,7 @@ LISTED: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "encoding of merge": ("/attention/merge", {"parts": [{"output": [[1]], "logsumexp": [0]}]}, {"encoding": "base64"}),
     "layer": ("/attention", {"input": X.tolist()}, {"layer": "none-such"}),
     "call": (
-        "/attention",
+        "/attention/call",
         {},
         {
             "call": "flashinfer.single_prefill_with_kv_cache",
@@ -118,8 +118,6 @@ def test_several_values_are_no_single_one(client: httpx.Client) -> None:
         ({"backend": [[2, 2]]}, "/backend"),
         ({"device": [1, 2]}, "/device"),
         ({"device": ["a", "b"]}, "/device"),
-        ({"call": "vllm.attention", "arguments": [1, 2]}, "/arguments"),
-        ({"arguments": [1, 2]}, "/arguments"),
     ],
 )
 def test_arrays_in_the_place_of_names_are_refused(fields: dict[str, Any], pointer: str, client: httpx.Client) -> None:
@@ -212,7 +210,12 @@ POINTER: Final = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"
         (b'{"input": [[1]], "include": "weights"}', JSON, "/attention", '(write ["attention_weights"])'),
         (b'{"input": [[1]], "bias": [[-Infinity]]}', JSON, "/attention", "(in a bias, null is minus infinity)"),
         (b'{"input": [[1]], "bias": [["-Inf"]]}', JSON, "/attention", "(in a bias, null is minus infinity)"),
-        (b'{"call": "vllm.paged", "arguments": {}}', JSON, "/attention", "vllm.attention, got string 'vllm.paged'"),
+        (
+            b'{"call": "vllm.paged", "arguments": {}}',
+            JSON,
+            "/attention/call",
+            "vllm.attention, got string 'vllm.paged'",
+        ),
     ],
 )
 def test_what_a_user_can_do_about_it(body: bytes, media_type: str, path: str, words: str, client: httpx.Client) -> None:

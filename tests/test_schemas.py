@@ -17,7 +17,7 @@ from tests.test_bad_requests import GOOD, errors, good, projected, raw
 # Fields that the codec and the caller set, not the request.
 NOT_SENT = {"untyped", "allow_non_finite"}
 # Fields for the service around a computation.
-OF_THE_SERVICE = {"encoding", "layer", *schemas.CALL}
+OF_THE_SERVICE = {"encoding", "layer"}
 
 
 @pytest.mark.parametrize(

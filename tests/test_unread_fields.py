@@ -16,7 +16,8 @@ import safetensors.numpy
 from attention_service.cli import main
 from attention_service.errors import LayerUnavailable
 from attention_service.layers.store import LayerStore
-from attention_service.schemas.compare import CompareRequest
+from attention_service.schemas.call import CallRequest
+from attention_service.schemas.compare import CompareCallRequest, CompareRequest
 from attention_service.schemas.heatmap import HeatmapOptions, HeatmapRequest
 from attention_service.schemas.merge import MergeRequest
 from attention_service.schemas.request import AttentionRequest
@@ -35,9 +36,14 @@ NAMED: Final = {"call": "flash_attn.flash_attn_func"}
 # Each operation: its path, its fields, its arrays, and what is no array.
 OPERATIONS: Final[dict[str, tuple[str, Any, dict[str, np.ndarray], dict[str, Any]]]] = {
     "attention": ("/attention", AttentionRequest, ARRAYS, {}),
-    "call": ("/attention", AttentionRequest, CALL, NAMED),
+    "call": ("/attention/call", CallRequest, CALL, NAMED),
     "compare": ("/attention/compare", CompareRequest, ARRAYS | {"actual.output": EYE}, {}),
-    "compare a call": ("/attention/compare", CompareRequest, CALL | {"actual.output": np.ones((1, 2, 1, 4))}, NAMED),
+    "compare a call": (
+        "/attention/call/compare",
+        CompareCallRequest,
+        CALL | {"actual.output": np.ones((1, 2, 1, 4))},
+        NAMED,
+    ),
     "heatmap": ("/attention/heatmap", HeatmapRequest, ARRAYS, {}),
     "merge": ("/attention/merge", MergeRequest, PARTS, {}),
 }

@@ -26,14 +26,14 @@ from attention_service.comparison.calls.compare import compare_call
 from attention_service.comparison.calls.parts import call_bytes
 from attention_service.comparison.calls.question import make_call_question
 from attention_service.comparison.calls.report import make_call_report
-from attention_service.comparison.operation import CompareOperation
+from attention_service.comparison.operation import CompareCallOperation
 from attention_service.engines.call import Call
 from attention_service.engines.table import decode
 from attention_service.errors import InvalidRequest, ServiceError, TimeLimit
 from attention_service.layers.layer import Layer
 from attention_service.pipeline.admission import AdmissionController
 from attention_service.pipeline.attention import AttentionOperation
-from attention_service.pipeline.calls import AttentionOrCall, sequence_bound
+from attention_service.pipeline.calls import CallOperation, sequence_bound
 from attention_service.pipeline.execution import Execution
 from attention_service.pipeline.layers import Layers
 from attention_service.pipeline.merge import MergeOperation
@@ -129,14 +129,15 @@ def test_norms_of_batch_entries_are_those_of_each_alone(dtype: Any, batch_axis: 
 def operation(path: str) -> Any:
     backends = Backends(threads=1)
     made = {
-        "/attention": lambda: AttentionOrCall(AttentionOperation(backends), backends),
-        "/attention/compare": lambda: CompareOperation(NUMPY),
+        "/attention": lambda: AttentionOperation(backends),
+        "/attention/call": lambda: CallOperation(backends),
+        "/attention/call/compare": lambda: CompareCallOperation(NUMPY),
         "/attention/merge": MergeOperation,
     }
     return made[path]()
 
 
-@pytest.mark.parametrize("path", ["/attention", "/attention/compare"])
+@pytest.mark.parametrize("path", ["/attention/call", "/attention/call/compare"])
 def test_many_short_sequences_are_prepared_in_a_worker_thread(path: str) -> None:
     for shape, is_large in ((2, 0, 1, 1), False), ((10_000, 0, 1, 1), True):
         assert operation(path).prepare_cost(Decoded(dense(*shape), frozenset())).is_large == is_large
@@ -151,7 +152,7 @@ def test_many_parts_are_prepared_and_merged_in_a_worker_thread() -> None:
         assert (choose_strategy(cost, 5_000_000, is_idle=True) == "inline") == is_small
 
 
-@pytest.mark.parametrize("path", ["/attention", "/attention/compare"])
+@pytest.mark.parametrize("path", ["/attention/call", "/attention/call/compare"])
 def test_preparing_ends_with_its_request(path: str) -> None:
     def check() -> None:
         raise TimeLimit.at("", "less", "more")
@@ -162,7 +163,9 @@ def test_preparing_ends_with_its_request(path: str) -> None:
 
 def test_what_cannot_be_prepared_in_the_memory_is_refused_before() -> None:
     with serving(app(memory_limit=2**26)) as client:
-        answer = client.post("/attention", content=written(dense(2**19, 0, 1, 1), JSON), headers={"content-type": JSON})
+        answer = client.post(
+            "/attention/call", content=written(dense(2**19, 0, 1, 1), JSON), headers={"content-type": JSON}
+        )
     assert answer.status_code == 413
     assert "fewer sequences" in answer.json()["detail"]
 
@@ -171,7 +174,7 @@ def test_weights_of_very_many_sequences_are_refused() -> None:
     with serving(app()) as client:
         for count, status in (4096, 200), (4097, 422):
             body = written(dense(count, 1, 1, 1, include=["attention_weights"]), JSON)
-            answer = client.post("/attention", content=body, headers={"content-type": JSON})
+            answer = client.post("/attention/call", content=body, headers={"content-type": JSON})
             assert answer.status_code == status
     assert answer.json()["errors"][0]["pointer"] == "/include"
 
@@ -257,7 +260,8 @@ LARGE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", LARGE)
 def test_the_memory_for_preparing_is_close_to_what_is_taken(name: str) -> None:
     """It is no less than the peak, so that no limit is broken, and not far above it, so that honest requests fit."""
-    decoded, operating = Decoded(LARGE[name], frozenset()), operation("/attention")
+    decoded = Decoded(LARGE[name], frozenset())
+    operating = operation("/attention/call" if "call" in LARGE[name] else "/attention")
     estimated = operating.prepare_cost(decoded).memory
     tracemalloc.start()
     try:

@@ -25,7 +25,7 @@ from attention_service.http.entry import Entry
 from attention_service.http.problems import on_http_exception, on_service_error, on_validation_error
 from attention_service.observability.metrics import Metrics
 from attention_service.pipeline.engine import Engine
-from attention_service.routes import attention, compare, heatmap, inference, layers, merge, openapi, operations, page, tensors
+from attention_service.routes import inference, layers, openapi, operations, page, tensors
 from attention_service.runtime.process import end_with_parent, tune, when_told_to_stop
 from attention_service.settings import Settings, load_settings
 from attention_service.settings.checks import split_list
@@ -179,13 +179,10 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 def add_routes(app: FastAPI) -> None:
-    """Add all operations. Each of the first six puts its own before all others, as routes are tried in order."""
+    """Add all operations."""
     page.add_document(app)
-    merge.add_routes(app)
-    heatmap.add_routes(app)
-    compare.add_routes(app)
+    tensors.add_routes(app)
     inference.add_routes(app)
-    attention.add_routes(app)
     app.include_router(layers.router)
     app.include_router(inference.router)
     app.include_router(operations.router)

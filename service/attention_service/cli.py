@@ -130,8 +130,9 @@ def _add_compute(add: Callable[..., Any]) -> None:
         "compute",
         _compute,
         "compute one request without a server",
-        "Compute one JSON request and print the response of POST /attention, or one call of a recording by the flight "
-        "recorder of FlashInfer: its output, logsumexp and weights. Exit status 1 if the request is not valid.",
+        "Compute one JSON request of POST /attention or /attention/call and print its response, or one call of a "
+        "recording by the flight recorder of FlashInfer: its output, logsumexp and weights. Exit status 1 if the "
+        "request is not valid.",
     )
     text = "file with the request, or - for standard input; or the folder of a recording, or of one of its calls"
     compute.add_argument("request", metavar="REQUEST.json", help=text)
@@ -184,6 +185,7 @@ def _health(_: argparse.Namespace) -> int:
 
 def _compute(options: argparse.Namespace) -> int:
     from attention_service.codecs.table import CODECS
+    from attention_service.commands.files import MAX_BYTES, holds_call
     from attention_service.pipeline.engine import Engine
     from attention_service.pipeline.execution import Execution
     from attention_service.pipeline.run import run
@@ -191,8 +193,9 @@ def _compute(options: argparse.Namespace) -> int:
 
     async def write(body: bytes) -> None:
         engine, codec = Engine(load_settings()), CODECS["application/json"]
+        operation: Any = engine.call if holds_call(codec.decode(body, MAX_BYTES)) else engine.attention
         execution = Execution(engine.admission, math.inf)
-        encoded = await run(engine, engine.attention_or_call, body, codec, codec, execution, uuid4().hex)
+        encoded = await run(engine, operation, body, codec, codec, execution, uuid4().hex)
         sys.stdout.buffer.writelines(encoded.chunks)
 
     with reported():

@@ -294,14 +294,23 @@ def call(draw: Draw) -> Fields:
 
 
 def attend(draw: Draw) -> Fields:
-    if draw.maybe(0.5):
-        fields = call(draw)
-        return fields | ({"include": ["attention_weights"]} if draw.maybe() else {})
     return attention(draw) | _include(draw)
 
 
+def call_with_weights(draw: Draw) -> Fields:
+    return call(draw) | ({"include": ["attention_weights"]} if draw.maybe() else {})
+
+
 def compare(draw: Draw) -> Fields:
-    fields = call(draw) if draw.maybe(0.5) else attention(draw)
+    return _answered(draw, attention(draw))
+
+
+def compare_call(draw: Draw) -> Fields:
+    return _answered(draw, call(draw))
+
+
+def _answered(draw: Draw, fields: Fields) -> Fields:
+    """The fields with what a kernel returned, in most draws."""
     if draw.maybe(0.8):
         source = fields.get("arguments", fields)
         likely = next((source[name] for name in ("q", "query", "v", "input", "v_a", "q_nope") if name in source), None)
@@ -323,7 +332,9 @@ def merge(draw: Draw) -> Fields:
 # What each operation on tensors is sent, by its path.
 OPERATIONS: Final[Mapping[str, Callable[[Draw], Fields]]] = {
     "/attention": attend,
+    "/attention/call": call_with_weights,
     "/attention/compare": compare,
+    "/attention/call/compare": compare_call,
     "/attention/heatmap": attention,
     "/attention/merge": merge,
     INFER: attention,
@@ -446,10 +457,15 @@ def other_lengths(count: int) -> Fields:
     return {"call": "flash_attn.flash_attn_varlen_func", "arguments": given}
 
 
+# The paths of calls, by those of other requests.
+OF_CALLS: Final = {"/attention": "/attention/call", "/attention/compare": "/attention/call/compare"}
+
+
 def _case(path: str, media_type: str, make: Callable[[], Fields]) -> Callable[[], Drawn]:
     def drawn() -> Drawn:
         fields = make()
-        return Drawn(path, media_type, written(fields, media_type), str(describe(fields)))
+        where = OF_CALLS[path] if "call" in fields else path
+        return Drawn(where, media_type, written(fields, media_type), str(describe(fields)))
 
     return drawn
 
@@ -621,7 +637,7 @@ KNOWN: Final[Mapping[str, Callable[[], Drawn]]] = {
     "a long option of a comparison": _text(
         "/attention/compare", lambda: {"input": [[1]], "actual": {"output": [[1]]}, "encoding": LONG}
     ),
-    "a long argument of a call": _text("/attention", lambda: {"call": "vllm.attention", "arguments": {LONG: 1}}),
+    "a long argument of a call": _text("/attention/call", lambda: {"call": "vllm.attention", "arguments": {LONG: 1}}),
     "a long label": _text("/attention", lambda: {"input": [[1]], "query_tokens": [LONG]}),
     "long labels": _text(
         "/attention", lambda: {"input": [[1]] * 2**14, "query_tokens": ["é" * 1600] * 2**14, "include": []}

@@ -176,7 +176,7 @@ def test_a_connection_that_takes_long_is_busy(backend: RayBackend, monkeypatch: 
 
 def test_estimates_follow_the_nodes_of_the_cluster(cluster: Cluster, backend: RayBackend) -> None:
     assert backend
-    operation = Engine(Settings.model_construct(ray_address=cluster.address)).attention_or_call
+    operation = Engine(Settings.model_construct(ray_address=cluster.address)).attention
     request = Decoded({"input": np.ones((64, 8)), "backend": "ray"}, frozenset())
 
     def estimate() -> int:

@@ -33,7 +33,10 @@ def add_commands(add: Callable[..., Any]) -> None:
     )
     compare.usage_status = FAILED
     kinds = ".json .npz .safetensors .pt, or - for standard input"
-    request = f"file with the fields of POST /attention: {kinds}; or the folder of a recording, or of one of its calls"
+    request = (
+        f"file with the fields of POST /attention, or of /attention/call: {kinds}; or the folder of a recording, or of "
+        "one of its calls"
+    )
     compare.add_argument("request", metavar="REQUEST", help=request)
     text = (
         f"what the kernel returned, in a file: {kinds}, by name, or .npy with the output; or the kernel, a function "
@@ -130,16 +133,10 @@ def _print_report(
 
 def _report(options: argparse.Namespace) -> tuple[CompareReport, Question | None]:
     """The report that the command asks for, and its question, None for that of a call. Errors: CommandError."""
-    from attention_service.commands.files import read_arrays, read_request
+    from attention_service.commands.files import holds_call, read_arrays, read_request
     from attention_service.comparison.actual import NAMES
-    from attention_service.comparison.calls.compare import compare_call
-    from attention_service.comparison.calls.report import make_call_report
-    from attention_service.comparison.calls.request import call_question
-    from attention_service.comparison.compare import compare_question
-    from attention_service.comparison.question import make_question
-    from attention_service.comparison.report import make_report
+    from attention_service.comparison.operation import CompareCallOperation, CompareOperation
     from attention_service.library.calls import all_processors
-    from attention_service.pipeline.calls import is_call
 
     if options.ray:
         raise CommandError(f"--ray: expected the folder of a recording, got {options.request}", FAILED)
@@ -160,13 +157,12 @@ def _report(options: argparse.Namespace) -> tuple[CompareReport, Question | None
                 decoded.fields[field] = targets.answer_of(name, options, decoded, field)
             elif name is not None:
                 decoded.fields[field] = read_arrays(Path(name), NAMES)
-        if is_call(decoded):
-            asked = call_question(decoded)
-            with all_processors() as backend:
-                return make_call_report(compare_call(asked, backend, counted(progress))), None
-        question = make_question(decoded)
+        is_call = holds_call(decoded)
         with all_processors() as backend:
-            return make_report(compare_question(question, backend, counted(progress))), question
+            operation: Any = CompareCallOperation(backend) if is_call else CompareOperation(backend)
+            request = operation.prepare(decoded)
+            report = operation.report(operation.compute(request, counted(progress)))
+        return report, None if is_call else request.question
 
 
 def run_inputs(options: argparse.Namespace) -> int:

@@ -55,6 +55,11 @@ def read_request(path: Path, names: Collection[str] = ()) -> Decoded:
     return Decoded(dict(fields["request"]) | ({"actual": sent} if sent else {}), frozenset(), unread=unread)
 
 
+def holds_call(decoded: Decoded) -> bool:
+    """True for the fields of POST /attention/call, or its comparison, False for those of POST /attention."""
+    return decoded.fields.get("call") is not None
+
+
 def read_arrays(path: Path, names: Collection[str]) -> dict[str, Any]:
     """The arrays that a kernel returned, by name, from a file.
 

@@ -26,7 +26,7 @@ from attention_service.commands.terminal import CommandError
 from attention_service.engines.call import Merge
 from attention_service.engines.table import FUNCTIONS, decode
 from attention_service.errors import InvalidRequest, MissingField
-from attention_service.pipeline.calls import JSON, prepare_call
+from attention_service.pipeline.calls import JSON, CallOperation
 
 SESSION: Final = "session.jsonl"
 METADATA: Final = "metadata.jsonl"
@@ -279,5 +279,6 @@ def write_computed(root: Path, number: int | None, file: BinaryIO) -> None:
     """
     call = chosen_call(root, number)
     fields = {"call": call.function, "arguments": call.arguments(), "include": ["attention_weights"]}
-    prepared = prepare_call(Decoded(fields, frozenset()), Backends())
-    file.writelines(prepared.encode(prepared.compute(no_check), CODECS[JSON], call.name).chunks)
+    operation = CallOperation(Backends())
+    request = operation.prepare(Decoded(fields, frozenset()))
+    file.writelines(operation.encode(request, operation.compute(request, no_check), CODECS[JSON], call.name).chunks)

@@ -75,12 +75,12 @@ def answer_of(name: str, options: argparse.Namespace, decoded: Decoded, field: s
     Errors: CommandError, InvalidRequest.
     """
     from attention_service.codecs.array_objects import as_numpy
+    from attention_service.commands.files import holds_call
     from attention_service.conformance.target import present
     from attention_service.library.engine_calls import returned
-    from attention_service.pipeline.calls import is_call
 
     target = load(name, options)
-    if is_call(decoded):
+    if holds_call(decoded):
         return _checked(name, returned(_run(name, target, _of_call(target, decoded))))
     found = present(_run(name, target, _of_request(name, target, decoded)))
     return as_numpy(_checked(name, found), f"/{field}")

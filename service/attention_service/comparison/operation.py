@@ -1,9 +1,12 @@
-"""Comparisons as an operation of the pipeline."""
+"""Comparisons as operations of the pipeline: of a request, and of a call."""
 
 from __future__ import annotations
 
 import math
-from typing import Final, NamedTuple
+from abc import abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from attention_service.backends.base import Backend, Check, no_check
 from attention_service.codecs.chunks import Encoded, whole
@@ -20,81 +23,81 @@ from attention_service.comparison.report import make_report
 from attention_service.comparison.truth import Question, pool_of
 from attention_service.errors import ShapeMismatch
 from attention_service.layers.layer import Layer
-from attention_service.pipeline.calls import call_prepare_cost, in_arguments, is_call
-from attention_service.pipeline.operation import Cost, Operation, PrepareCost
-from attention_service.schemas.compare import CompareRequest
+from attention_service.pipeline.calls import call_prepare_cost, in_arguments
+from attention_service.pipeline.operation import Cost, Operation, PrepareCost, R
+from attention_service.schemas.compare import CompareCallRequest, CompareReport, CompareRequest
 
 JSON: Final = "application/json"
 # Heads of a comparison: mistakes of some are looked for head by head.
 MAX_HEADS: Final = 2**14
+Q = TypeVar("Q")
 
 
-class PreparedCallQuestion(NamedTuple):
-    """A question about a call, and the memory that its comparison takes, in bytes."""
+class Prepared(NamedTuple, Generic[Q]):
+    """A question, and the memory that its comparison takes, in bytes."""
 
-    asked: CallQuestion
+    question: Q
     memory: int
 
 
-class CompareOperation(Operation[Question | PreparedCallQuestion, str, Comparison | CallComparison]):
-    """POST /attention/compare. backend: NumPy's, which computes the reference"""
+class ReportingOperation(Operation[Prepared[Q], str, R]):
+    """An operation that returns a report as JSON. backend: NumPy's, which computes the reference"""
+
+    encoders: Mapping[str, str] = MappingProxyType({JSON: JSON})
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._workers = 1 if (pool := pool_of(backend)) is None else pool.threads
+
+    def cost(self, request: Prepared[Q], encoder: str) -> Cost:
+        """Always in a worker thread: a comparison computes its request some hundred times."""
+        return Cost(math.inf, request.memory, request.memory, encodes_inline=False)
+
+    def encode(self, request: Prepared[Q], result: R, encoder: str, request_id: str) -> Encoded:
+        return whole(encoder, self.report(result, request_id).model_dump_json().encode())
+
+    @abstractmethod
+    def report(self, result: R, request_id: str | None = None) -> CompareReport:
+        """The report of a comparison. request_id: of a service"""
+
+
+class CompareOperation(ReportingOperation[Question, Comparison]):
+    """POST /attention/compare."""
 
     schemas = (CompareRequest,)
 
-    def __init__(self, backend: Backend) -> None:
-        self.encoders = {JSON: JSON}
-        self._backend = backend
+    def prepare(self, decoded: Decoded, layer: Layer | None = None, check: Check = no_check) -> Prepared[Question]:
+        question = make_question(decoded, layer)
+        _check_heads(question.plan.sizes.num_heads, "")
+        return Prepared(question, comparison_bytes(question, self._workers))
+
+    def compute(self, request: Prepared[Question], check: Check) -> Comparison:
+        return compare_question(request.question, self._backend, check)
+
+    def report(self, result: Comparison, request_id: str | None = None) -> CompareReport:
+        return make_report(result, request_id)
+
+
+class CompareCallOperation(ReportingOperation[CallQuestion, CallComparison]):
+    """POST /attention/call/compare."""
+
+    schemas = (CompareCallRequest,)
 
     def prepare_cost(self, decoded: Decoded) -> PrepareCost:
-        """What `prepare` costs."""
-        return call_prepare_cost(decoded, parts=True) if is_call(decoded) else super().prepare_cost(decoded)
+        return call_prepare_cost(decoded, parts=True)
 
-    def prepare(
-        self, decoded: Decoded, layer: Layer | None = None, check: Check = no_check
-    ) -> Question | PreparedCallQuestion:
-        """The question of the request, about arrays or about the call of another library."""
-        if not is_call(decoded):
-            question = make_question(decoded, layer)
-            _check_heads(question.plan.sizes.num_heads, "")
-            return question
-        asked = call_question(decoded)
+    def prepare(self, decoded: Decoded, layer: Layer | None = None, check: Check = no_check) -> Prepared[CallQuestion]:
+        question = call_question(decoded)
         with in_arguments():
-            _check_heads(asked.addressed.query.heads, f"/{asked.addressed.query.name}")
-            return PreparedCallQuestion(asked, call_bytes(asked, self._workers, check))
+            _check_heads(question.addressed.query.heads, f"/{question.addressed.query.name}")
+            return Prepared(question, call_bytes(question, self._workers, check))
 
-    @property
-    def _workers(self) -> int:
-        """Threads of a comparison."""
-        return 1 if (pool := pool_of(self._backend)) is None else pool.threads
-
-    def cost(self, request: Question | PreparedCallQuestion, encoder: str) -> Cost:
-        """Always in a worker thread: a comparison computes its request some hundred times."""
-        if isinstance(request, PreparedCallQuestion):
-            memory = request.memory
-        else:
-            memory = comparison_bytes(request, self._workers)
-        return Cost(math.inf, memory, memory, encodes_inline=False)
-
-    def compute(self, request: Question | PreparedCallQuestion, check: Check) -> Comparison | CallComparison:
-        """The comparison."""
-        if isinstance(request, Question):
-            return compare_question(request, self._backend, check)
+    def compute(self, request: Prepared[CallQuestion], check: Check) -> CallComparison:
         with in_arguments():
-            return compare_call(request.asked, self._backend, check)
+            return compare_call(request.question, self._backend, check)
 
-    def encode(
-        self,
-        request: Question | PreparedCallQuestion,
-        result: Comparison | CallComparison,
-        encoder: str,
-        request_id: str,
-    ) -> Encoded:
-        """The report as JSON."""
-        if isinstance(result, CallComparison):
-            report = make_call_report(result, request_id)
-        else:
-            report = make_report(result, request_id)
-        return whole(encoder, report.model_dump_json().encode())
+    def report(self, result: CallComparison, request_id: str | None = None) -> CompareReport:
+        return make_call_report(result, request_id)
 
 
 def _check_heads(count: int, pointer: str) -> None:

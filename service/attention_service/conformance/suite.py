@@ -9,7 +9,6 @@ from typing import Final
 import numpy as np
 
 from attention_service.attention.spec import AttentionSpec
-from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.actual import canonical
 from attention_service.comparison.baseline import CORRECT, Arrays, baselines
 from attention_service.comparison.case import make_case
@@ -20,7 +19,7 @@ from attention_service.conformance.corners import COMBINED
 from attention_service.conformance.requests import EVERYTHING, SOURCES, Choice, make_fields
 from attention_service.library import attend
 from attention_service.library.calls import backends
-from attention_service.pipeline.prepare import make_spec_and_plan
+from attention_service.pipeline.prepare import plan_of_fields
 
 # Of so many cases in a row, the last ones are of the corner `combined`.
 ROUND: Final = 5
@@ -77,7 +76,7 @@ def make_cases(count: int, seed: int, choice: Choice = EVERYTHING) -> Iterator[S
 
 def finished(name: str, corner: str, fields: Fields) -> SuiteCase:
     """The case of a request, with its answer in float64 and its tolerances."""
-    spec, plan = make_spec_and_plan(Decoded(fields, frozenset()), allow_non_finite=True)
+    spec, plan = plan_of_fields(fields)
     if plan.gradients is not None:
         wanted = tuple(gradient.name for gradient in plan.gradients.wanted)
         truth = gradient_truth(GradientQuestion(spec, plan, wanted), {}, backends().choose("numpy", "cpu"))
@@ -87,7 +86,7 @@ def finished(name: str, corner: str, fields: Fields) -> SuiteCase:
     names += [ALONE] if ALONE in fields.get("include", ()) else []
     exact = {**fields, "dtype": "float64", "include": names}
     result = attend(**exact)
-    _, wide = make_spec_and_plan(Decoded(exact, frozenset()), allow_non_finite=True)
+    _, wide = plan_of_fields(exact)
     expected = {array: np.asarray(result[array]) for array in ("output", *names)}
     right = {array: canonical(numbers, array, wide) for array, numbers in expected.items()}
     limits = _limits(spec, plan.dtype, right)

@@ -24,6 +24,8 @@ from attention_service.errors import (
 )
 
 Fields = dict[str, Any]
+# From the fields of a request to its results.
+Run = Callable[[Fields], Mapping[str, Any]]
 # Numbers of the tokens of sequences that are computed together: a few of these arrays are held at a time.
 TOGETHER: Final = 2**20
 # Sequences that are computed together, before the deadline is checked again.
@@ -88,8 +90,8 @@ class Merge(NamedTuple):
     names: list[tuple[str, str]]
     base: str = "2"
 
-    def answer(self, check: Callable[[], None]) -> Answer:
-        """The answer. Errors: those of `merge`, and what `check` raises."""
+    def answer(self, run: Run, *, weights: bool = False, check: Callable[[], None] = lambda: None) -> Answer:
+        """The answer: there is no request to run, and no weight. Errors: those of `merge`, and what `check` raises."""
         return Answer(*merge(self.parts, self.base, names=self.names, check=check))
 
 
@@ -223,7 +225,7 @@ class Call(NamedTuple):
 
     def answer(
         self,
-        run: Callable[[Fields], Mapping[str, Any]],
+        run: Run,
         *,
         weights: bool = False,
         check: Callable[[], None] = lambda: None,

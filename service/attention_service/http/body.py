@@ -67,11 +67,18 @@ async def receive_body(receive: Receive, length: int | None, limits: BodyLimits,
         execution.admission.check_capacity()
         lease.begin()
     message, coming = received_now(receive())
-    if message is not None and message["type"] == "http.request" and not message.get("more_body", False):
-        whole: bytes = message.get("body", b"")
-        if len(whole) <= UNCOUNTED <= limits.size:
-            lease.complete()
-            return whole
+    body = None if message is None or limits.size < UNCOUNTED else small_body(message)
+    if body is None:
+        body = await _receive_parts(message, coming, receive, limits, execution)
+    lease.complete()
+    return body
+
+
+async def _receive_parts(
+    message: Message | None, coming: Awaitable[Message], receive: Receive, limits: BodyLimits, execution: Execution
+) -> Body:
+    """The whole body. message: the first one, if it is there; coming: what waits for it if it is not"""
+    lease = execution.lease
     now = asyncio.get_running_loop().time
     left = limits.grace  # seconds that the sender has until the next chunk
     waited = 0.0  # seconds for memory
@@ -104,11 +111,18 @@ async def receive_body(receive: Receive, length: int | None, limits: BodyLimits,
                 message, coming = None, receive()
     except TimeoutError:
         raise limits.too_slow(len(body), ended=lease.ended) from None
-    lease.complete()
     if not body:
         return chunk
     body += chunk
     return body
+
+
+def small_body(message: Message) -> bytes | None:
+    """The whole body if a message has it and it has at most UNCOUNTED bytes."""
+    if message["type"] != "http.request" or message.get("more_body", False):
+        return None
+    body: bytes = message.get("body", b"")
+    return body if len(body) <= UNCOUNTED else None
 
 
 def received_now(receiving: Awaitable[Message]) -> tuple[Message | None, Awaitable[Message]]:

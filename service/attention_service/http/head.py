@@ -100,7 +100,6 @@ def closes(scope: Scope) -> bool:
     if scope["http_version"] == "1.0":
         return True
     for name, value in scope["headers"]:
-        if name == b"connection" and value != b"keep-alive":
-            if b"close" in map(bytes.strip, value.lower().split(b",")):
-                return True
+        if name == b"connection" and value != b"keep-alive" and b"close" in map(bytes.strip, value.lower().split(b",")):
+            return True
     return False

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from attention_service.attention.arrays import FLOATS
 from attention_service.codecs.array_objects import as_numpy
-from attention_service.engines.table import FUNCTIONS, decode
+from attention_service.engines.table import FUNCTIONS
 from attention_service.errors import InvalidRequest, InvalidValue, MissingField
 from attention_service.library import calls
 from attention_service.library.assertion import checked
-from attention_service.library.engines import CallResult, converted
-from attention_service.schemas.compare import CompareReport, CompareRequest
+from attention_service.library.engines import CallResult, called
+from attention_service.pipeline.calls import decoded_call
+from attention_service.schemas.compare import CompareCallRequest, CompareReport
 from attention_service.schemas.names import near
 from attention_service.schemas.validate import validate
 
@@ -66,8 +67,8 @@ def compare_call(
     """
     __tracebackhide__ = True
     try:
-        others = {"tolerance": tolerance, "legal": legal, "time_limit": time_limit, "reference": reference}
-        return _compared(_question(function, arguments, actual, version, dtype, others))
+        fields = {"version": version, "dtype": dtype, "tolerance": tolerance, "legal": legal, "time_limit": time_limit}
+        return _compared(_question(function, arguments, actual, fields | {"reference": reference}))
     except InvalidRequest as error:
         raise error.with_traceback(None) from None
 
@@ -108,12 +109,12 @@ def assert_call(
     try:
         name, version = named(function, call, version)
         arguments = _bound(function, positional, arguments)
-        others = {"tolerance": tolerance, "legal": legal, "time_limit": time_limit}
+        fields = {"version": version, "dtype": dtype, "tolerance": tolerance, "legal": legal, "time_limit": time_limit}
         count = calls.positive(rows, "/rows")
-        _question(name, arguments, None, version, dtype, others)  # arguments are refused before it runs
+        _question(name, arguments, None, fields)  # arguments are refused before it runs
         if (actual := function(**taken(function, arguments))) is None:
             raise MissingField.at("/actual", "what the function returned", "None")
-        report = _compared(_question(name, arguments, actual, version, dtype, others, count))
+        report = _compared(_question(name, arguments, actual, fields, count))
         return checked(report, None)
     except InvalidRequest as error:
         raise error.with_traceback(None) from None
@@ -123,32 +124,15 @@ def _question(
     function: str,
     arguments: Mapping[str, Any],
     actual: Any,
-    version: int | None,
-    dtype: str | None,
-    others: Mapping[str, Any],
+    fields: Mapping[str, Any],
     rows: int | None = None,
 ) -> CallQuestion:
-    """The question about a call. others: fields of a comparison. Errors: InvalidRequest of every kind."""
-    from attention_service.comparison.calls.question import make_call_question
-    from attention_service.comparison.legal import chosen
-    from attention_service.comparison.tolerances import Tolerance
+    """The question about a call. fields: others of its comparison. Errors: InvalidRequest of every kind."""
+    from attention_service.comparison.calls.request import question_of_call
 
-    if dtype is not None and (not isinstance(dtype, str) or dtype not in FLOATS):
-        raise InvalidValue.of("/dtype", f"one of {', '.join(FLOATS)}", dtype)
-    body = validate(CompareRequest, {name: value for name, value in others.items() if value is not None})
-    own = body.tolerance
-    call = decode(function, {name: converted(name, value) for name, value in arguments.items()}, version)
-    return make_call_question(
-        function,
-        call,
-        None if actual is None else returned(actual),
-        dtype=dtype,
-        tolerance=None if own is None else Tolerance("yours", own.rtol, own.atol, own.mismatches),
-        liberties=chosen(body.legal),
-        time_limit=body.time_limit,
-        rows=rows,
-        reference=bool(body.reference),
-    )
+    decoded = called(function, arguments, actual=None if actual is None else returned(actual), **fields)
+    body = validate(CompareCallRequest, decoded.fields)
+    return replace(question_of_call(body, decoded_call(body, decoded), decoded), rows=rows)
 
 
 def _compared(asked: CallQuestion) -> CompareReport:

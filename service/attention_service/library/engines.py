@@ -11,22 +11,18 @@ from attention_service.attention.arrays import FLOATS
 from attention_service.backends.base import no_check
 from attention_service.codecs.array_objects import PLAIN, as_numpy
 from attention_service.codecs.decoded import Decoded
-from attention_service.engines.call import Merge
 from attention_service.engines.partial import State
-from attention_service.engines.table import decode
-from attention_service.errors import InvalidRequest, InvalidValue
+from attention_service.errors import InvalidRequest
 from attention_service.library import calls
 from attention_service.library.result import AttentionResult
 from attention_service.library.types import Array
+from attention_service.pipeline.calls import decoded_call, exact_answer
 from attention_service.pipeline.parts import make_parts
-from attention_service.schemas.compare import CompareRequest
-from attention_service.schemas.names import near
+from attention_service.schemas.call import CallRequest
+from attention_service.schemas.validate import validate
 
-# What `include` of a call may name.
-INCLUDED: Final = ("logsumexp", "attention_weights")
 # Layouts whose outputs have the last two axes of logsumexp in the other order.
 SWAPPED: Final = ("blhd", "lbd")
-_ABSENT: Final = dict.fromkeys(CompareRequest.model_fields)
 
 
 class CallResult(NamedTuple):
@@ -71,13 +67,12 @@ def call(
     """
     __tracebackhide__ = True
     try:
-        wanted = _wanted(include, dtype)
-        decoded = decode(function, {name: converted(name, value) for name, value in arguments.items()}, version)
-        if isinstance(decoded, Merge):
-            answer = decoded.answer(no_check)
-        else:
-            answer = decoded.answer(_attend, weights="attention_weights" in wanted)
-        return CallResult(*answer.rounded(FLOATS[dtype or "float64"]))
+        decoded = called(function, arguments, version=version, include=as_numpy(include, "/include"), dtype=dtype)
+        body = validate(CallRequest, decoded.fields)
+        given = decoded_call(body, decoded)
+        with calls.all_processors() as backend:
+            answer = exact_answer(given, backend, weights="attention_weights" in (body.include or ()))
+        return CallResult(*answer.rounded(FLOATS[body.dtype or "float64"]))
     except InvalidRequest as error:  # a mistake of the caller, who has no use for the lines that found it
         raise error.with_traceback(None) from None
 
@@ -131,25 +126,14 @@ def _part(part: Any, n: int, layout: str | None) -> dict[str, Any]:
     return found
 
 
-def _attend(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The results of a request."""
-    return calls.attend({**_ABSENT, **fields, "unknown": {}})
+def called(function: Any, arguments: Mapping[str, Any], **fields: Any) -> Decoded:
+    """The fields of the request of a call that are not None. Errors: InvalidArray for an argument."""
+    given = {name: _converted(name, value) for name, value in arguments.items()}
+    present = {name: value for name, value in fields.items() if value is not None}
+    return Decoded({"call": function, "arguments": given, **present}, frozenset())
 
 
-def _wanted(include: Sequence[str] | None, dtype: str | None) -> list[str]:
-    """The results beside output and logsumexp. Errors: InvalidValue."""
-    if dtype is not None and (not isinstance(dtype, str) or dtype not in FLOATS):
-        raise InvalidValue.of("/dtype", f"one of {', '.join(FLOATS)}", dtype)
-    include = () if include is None else include
-    if not isinstance(include, list | tuple):
-        raise InvalidValue.of("/include", "a list of names", include)
-    for n, name in enumerate(include):
-        if not isinstance(name, str) or name not in INCLUDED:
-            raise InvalidValue.of(f"/include/{n}", f"one of {', '.join(INCLUDED)}", name, near(str(name), INCLUDED))
-    return [name for name in include if name != "logsumexp"]
-
-
-def converted(name: str, value: Any) -> Any:
+def _converted(name: str, value: Any) -> Any:
     """An argument with ndarrays in the place of arrays of other libraries; a pair of arrays stays a pair."""
     if (
         isinstance(value, list | tuple)

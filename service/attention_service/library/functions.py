@@ -373,12 +373,12 @@ def compare(
     query_tokens: Labels | None = None,
     key_tokens: Labels | None = None,
     encoding: Encoding | str | None = "list",
-    logsumexp_base: LogsumexpBase | str | None = "e",
     tolerance: OwnTolerance | Mapping[str, Any] | None = None,
     legal: Sequence[Liberty | str] | None = None,
-    against: Any = None,
     reference: bool | None = False,
     time_limit: float | None = None,
+    logsumexp_base: LogsumexpBase | str | None = "e",
+    against: Any = None,
     **unknown: Never,
 ) -> CompareReport:
     """The report on what an attention kernel returned: is it right, and if not, which mistake was made?
@@ -392,14 +392,14 @@ def compare(
         actual: The output; a tuple of output and logsumexp; a dict of arrays by their names in a response (output,
             logsumexp, attention_weights, …), which the result of `attend` is, too; or None to ask which mistakes the
             request could show.
-        logsumexp_base: The base of the logarithm in `actual.logsumexp`. One of e, 2.
         tolerance: The caller's own test, to be told what it accepts. Default: none.
         legal: What a right kernel may do beside rounding inputs and output: exact is none of the others, which only
             count in float16 and bfloat16, but folded_scale. Default: all.
-        against: What another kernel returned for the same request, to be judged beside the first. Default: nothing.
         reference: Return what is right, too: each array that was sent, or the output if none was.
         time_limit: Seconds after which the search for mistakes ends. The verdict is given however long it takes; names,
             power and the next input as far as they were found. Default: no limit.
+        logsumexp_base: The base of the logarithm in `actual.logsumexp`. One of e, 2.
+        against: What another kernel returned for the same request, to be judged beside the first. Default: nothing.
 
     Any other name is an error, which translates the names of other libraries, like attn_mask.
 
@@ -464,12 +464,12 @@ def assert_attention(
     query_tokens: Labels | None = None,
     key_tokens: Labels | None = None,
     encoding: Encoding | str | None = "list",
-    logsumexp_base: LogsumexpBase | str | None = "e",
     tolerance: OwnTolerance | Mapping[str, Any] | None = None,
     legal: Sequence[Liberty | str] | None = None,
-    against: Any = None,
     reference: bool | None = False,
     time_limit: float | None = None,
+    logsumexp_base: LogsumexpBase | str | None = "e",
+    against: Any = None,
     must_show: Literal["options"] | None = "options",
     rows: int | None = None,
     **unknown: Never,
@@ -483,14 +483,14 @@ def assert_attention(
     Args:
         actual: The output; a tuple of output and logsumexp; a dict of arrays by their names in a response (output,
             logsumexp, attention_weights, …), which the result of `attend` is, too.
-        logsumexp_base: The base of the logarithm in `actual.logsumexp`. One of e, 2.
         tolerance: The caller's own test, to be told what it accepts. Default: none.
         legal: What a right kernel may do beside rounding inputs and output: exact is none of the others, which only
             count in float16 and bfloat16, but folded_scale. Default: all.
-        against: What another kernel returned for the same request, to be judged beside the first. Default: nothing.
         reference: Return what is right, too: each array that was sent, or the output if none was.
         time_limit: Seconds after which the search for mistakes ends. The verdict is given however long it takes; names,
             power and the next input as far as they were found. Default: no limit.
+        logsumexp_base: The base of the logarithm in `actual.logsumexp`. One of e, 2.
+        against: What another kernel returned for the same request, to be judged beside the first. Default: nothing.
         must_show: What the inputs must be able to show. options: raise WeakInputs, an AssertionError, where a kernel
             could ignore an option of the request unseen. None: pass, whatever they can show.
         rows: Judge only so many rows of each head, where mistakes sit: ends of sequences, tiles, windows and segments.

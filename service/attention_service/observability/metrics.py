@@ -45,8 +45,8 @@ UPDATE_INTERVAL: Final = 1.0
 MAX_UNCOUNTED: Final = 1000
 
 
-# What the counters of requests are labelled by: protocol, operation, status and code; and of those that were computed the
-# media types of request and response, backend and kernel.
+# What the counters of a request are labelled by: protocol, operation, status and code; and if it was computed the media
+# types of request and response, backend and kernel.
 _Key = tuple[str, str, int, str | None, str | None, str | None, str | None, str | None]
 
 

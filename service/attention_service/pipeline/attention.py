@@ -92,9 +92,7 @@ class AttentionOperation(Operation[PreparedRequest, Codec, Result]):
         return None if kept is None else PreparedRequest(kept, decoded.fields, decoded)
 
     def may_wait(self, decoded: Decoded) -> bool:
-        """True for a backend that is not loaded, or asks other machines."""
-        backend, device = (text_of(decoded.fields.get(field)) or "auto" for field in ("backend", "device"))
-        return self._backends.may_wait(backend, device)
+        return may_wait(self._backends, decoded)
 
     def cost(self, request: PreparedRequest, encoder: Codec) -> Cost:
         flops, compute, results, waits_for_gpu, *_ = request.shared.cost
@@ -130,6 +128,12 @@ class AttentionOperation(Operation[PreparedRequest, Codec, Result]):
         )
         spec = spec.without_sources()
         return SharedPlan(spec, plan, backend, backend.program(plan, spec), cost)
+
+
+def may_wait(backends: Backends, decoded: Decoded) -> bool:
+    """True if a request asks for a backend that is not loaded, or asks other machines."""
+    backend, device = (text_of(decoded.fields.get(field)) or "auto" for field in ("backend", "device"))
+    return backends.may_wait(backend, device)
 
 
 def _own_bytes(spec: AttentionSpec, plan: Plan, layer: Layer | None) -> int:

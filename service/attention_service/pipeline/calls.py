@@ -1,10 +1,9 @@
-"""Requests that are calls of other libraries: their arguments become requests, whose results one answer."""
+"""Calls of other libraries as an operation: their arguments become requests, whose results become one answer."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -26,27 +25,16 @@ from attention_service.codecs.typed_arrays import KEYS
 from attention_service.engines.call import MOST, Answer, Call, Fields, Merge
 from attention_service.engines.pytorch import MOST as MOST_BROADCAST
 from attention_service.engines.table import decode
-from attention_service.errors import (
-    FieldConflict,
-    InvalidRequest,
-    InvalidValue,
-    MissingField,
-    ShapeMismatch,
-    child,
-    quote,
-)
+from attention_service.errors import InvalidRequest, ShapeMismatch, child
 from attention_service.layers.layer import Layer
-from attention_service.pipeline.attention import AttentionOperation, PreparedRequest
+from attention_service.pipeline.attention import may_wait
 from attention_service.pipeline.merge import merge_cost
 from attention_service.pipeline.operation import CAST_BYTES, ELEMENTS_PER_CHECK, Cost, Operation, PrepareCost, bytes_of
-from attention_service.pipeline.prepare import make_spec_and_plan
-from attention_service.schemas.request import CALL, AttentionRequest
+from attention_service.pipeline.prepare import plan_of_fields, run_fields
+from attention_service.schemas.call import CallRequest
 from attention_service.schemas.validate import validate
 from attention_service.version import __version__
 
-# The fields that may stand beside a call, and what its `include` may name.
-BESIDE: Final = CALL | {"include", "dtype", "backend", "device", "encoding"}
-INCLUDED: Final = ("logsumexp", "attention_weights")
 # Copies of gathered tokens in float64: as they are stored, as numbers, and stacked.
 COPIES: Final = 3
 # Bytes of an array of weights beside its numbers, and of its name and place while it is encoded.
@@ -73,153 +61,125 @@ class PreparedCall(NamedTuple):
     device: str
     largest: int
 
-    def cost(self, encoder: Codec) -> Cost:
-        """Its largest request, the answer in float64 and in its own type, and the weights of all sequences."""
-        if isinstance(self.call, Merge):
-            return merge_cost(self.call.parts, encoder, self.decoded)
-        results, arrays = self._results(self.call), self._arrays(self.call)
-        encode = encoder.encode_bytes(results, self.decoded) + NAMED * arrays
+
+class CallOperation(Operation[PreparedCall, Codec, Result]):
+    """POST /attention/call, and the same on the command line."""
+
+    encoders = CODECS
+    schemas = (CallRequest,)
+
+    def __init__(self, backends: Backends) -> None:
+        self._backends = backends
+
+    def prepare_cost(self, decoded: Decoded) -> PrepareCost:
+        return call_prepare_cost(decoded)
+
+    def prepare(self, decoded: Decoded, layer: Layer | None = None, check: Check = no_check) -> PreparedCall:
+        """The call of a request. Errors: InvalidRequest, with pointers into /arguments, and what `check` raises."""
+        body = validate(CallRequest, decoded.fields, decoded.unread)
+        with in_arguments():
+            call = decoded_call(body, decoded)
+        device = body.device or "auto"
+        backend = self._backends.choose(body.backend or "auto", device)
+        weights = "attention_weights" in (body.include or ())
+        with in_arguments():
+            largest = largest_bytes(call, backend, device, weights=weights) if isinstance(call, Call) else 0
+        if weights and isinstance(call, Call) and len(call.query.lengths) > MOST:
+            expected = f"at most {MOST} sequences beside attention_weights, an array each"
+            raise ShapeMismatch.at("/include", expected, str(len(call.query.lengths)))
+        check()
+        return PreparedCall(decoded, call, FLOATS[body.dtype or "float64"], weights, backend, device, largest)
+
+    def may_wait(self, decoded: Decoded) -> bool:
+        return may_wait(self._backends, decoded)
+
+    def cost(self, request: PreparedCall, encoder: Codec) -> Cost:
+        """The largest request, the answer in float64 and in its own type, and the weights of all sequences."""
+        call = request.call
+        if isinstance(call, Merge):
+            return merge_cost(call.parts, encoder, request.decoded)
+        arrays = len(call.query.lengths) if request.weights else 0
+        results = _answer_bytes(call, arrays)
         return Cost(
             flops=math.inf,
-            compute=self.largest + 2 * results + BYTES_PER_SEQUENCE // 2 * len(self.call.query.lengths),
+            compute=request.largest + 2 * results + BYTES_PER_SEQUENCE // 2 * len(call.query.lengths),
             results=2 * results,
-            waits_for_gpu=self.backend.is_gpu(self.device),
-            encode=encode,
+            waits_for_gpu=request.backend.is_gpu(request.device),
+            encode=encoder.encode_bytes(results, request.decoded) + NAMED * arrays,
             encodes_inline=results < encoder.encode_inline,
         )
 
-    def _results(self, call: Call) -> int:
-        query, rows = call.query, call.query.rows
-        assert rows is not None
-        numbers = rows.slots * rows.length * query.heads * (call.value.features + 1)
-        scores = int((query.lengths * call.keys).sum()) if self.weights else 0
-        return 8 * (numbers + query.heads * scores) + ARRAY * self._arrays(call)
-
-    def _arrays(self, call: Call) -> int:
-        return len(call.query.lengths) if self.weights else 0
-
-    def compute(self, check: Check) -> Result:
+    def compute(self, request: PreparedCall, check: Check) -> Result:
         """The result. Errors: InvalidRequest of every kind, and what `check` raises."""
+        computed = {"backend": request.backend.name, "device": request.device}
         last: Metadata | None = None
         masked = 0
 
         def run(fields: Fields) -> Mapping[str, Any]:
             nonlocal last, masked
-            check()
-            fields = fields | {"backend": self.backend.name, "device": self.device}
-            spec, plan = make_spec_and_plan(Decoded(fields, frozenset()), allow_non_finite=True)
-            result = self.backend.program(plan, spec)(spec.sources, check)
+            result = run_fields(fields | computed, request.backend, check)
             last, masked = result.metadata, masked + result.metadata.fully_masked_rows
             return result.arrays
 
-        call = self.call
         with in_arguments():
-            if isinstance(call, Merge):
-                answer = call.answer(check)
-            else:
-                answer = call.answer(run, weights=self.weights, check=check)
-        typed = answer.rounded(self.dtype)
+            answer = request.call.answer(run, weights=request.weights, check=check)
+        typed = answer.rounded(request.dtype)
         arrays: dict[str, Any] = {"output": typed.output, "logsumexp": typed.logsumexp}
         if typed.weights is not None:
             arrays["attention_weights"] = typed.weights
-        return Result(arrays, self._metadata(answer, last, masked))
+        return Result(arrays, _metadata(request, answer, last, masked))
 
-    def _metadata(self, answer: Answer, last: Metadata | None, masked: int) -> Metadata:
-        """The sizes of the whole call; how it was computed, as of its last request. masked: rows of all its requests"""
-        kernel, device, scale = ("none", "cpu", 1.0) if last is None else (last.kernel, last.device, last.scale)
-        if isinstance(self.call, Call):
-            sizes, masked = sizes_of(self.call), masked + keyless_rows(self.call)
-        else:
-            sizes = Sizes(1, 1, 1, 0, 0, 0, answer.output.shape[-1])
-            masked = int(np.isneginf(answer.logsumexp).sum())
-        return Metadata(self.backend.name, device, self.dtype.name, kernel, *sizes, scale, masked, ())
-
-    def encode(self, result: Result, encoder: Codec, request_id: str) -> Encoded:
+    def encode(self, request: PreparedCall, result: Result, encoder: Codec, request_id: str) -> Encoded:
         """The answer: weights as a list, in formats of tensors by their numbers."""
         fields = dict(result.arrays)
         if "attention_weights" in fields and encoder.media_type != JSON:
             fields["attention_weights"] = {str(n): array for n, array in enumerate(fields["attention_weights"])}
         metadata = {**result.metadata.present(), "request_id": request_id, "version": __version__}
-        return encoder.encode(fields | {"metadata": metadata}, self.decoded)
+        return encoder.encode(fields | {"metadata": metadata}, request.decoded)
+
+    def advice(self, request: PreparedCall) -> str:
+        return "include without attention_weights, and fewer sequences at a time, need less"
 
 
-class AttentionOrCall(Operation[PreparedRequest | PreparedCall, Codec, Result]):
-    """POST /attention: a request, or the call of another library."""
-
-    encoders = CODECS
-
-    def __init__(self, attention: AttentionOperation, backends: Backends) -> None:
-        self._attention = attention
-        self._backends = backends
-
-    def prepare_cost(self, decoded: Decoded) -> PrepareCost:
-        """What `prepare` costs."""
-        return call_prepare_cost(decoded) if is_call(decoded) else super().prepare_cost(decoded)
-
-    def prepare(
-        self, decoded: Decoded, layer: Layer | None = None, check: Check = no_check
-    ) -> PreparedRequest | PreparedCall:
-        """The request, or the call."""
-        if is_call(decoded):
-            return prepare_call(decoded, self._backends, check)
-        return self._attention.prepare(decoded, layer)
-
-    def prepared(self, decoded: Decoded, layer: Layer | None) -> PreparedRequest | None:
-        """As of attention; no call is."""
-        return self._attention.prepared(decoded, layer)
-
-    def may_wait(self, decoded: Decoded) -> bool:
-        """As of attention."""
-        return self._attention.may_wait(decoded)
-
-    def cost(self, request: PreparedRequest | PreparedCall, encoder: Codec) -> Cost:
-        """What it costs."""
-        if isinstance(request, PreparedCall):
-            return request.cost(encoder)
-        return self._attention.cost(request, encoder)
-
-    def compute(self, request: PreparedRequest | PreparedCall, check: Check) -> Result:
-        """The result."""
-        return request.compute(check) if isinstance(request, PreparedCall) else self._attention.compute(request, check)
-
-    def encode(
-        self, request: PreparedRequest | PreparedCall, result: Result, encoder: Codec, request_id: str
-    ) -> Encoded:
-        """The answer."""
-        if isinstance(request, PreparedCall):
-            return request.encode(result, encoder, request_id)
-        return self._attention.encode(request, result, encoder, request_id)
-
-    def advice(self, request: PreparedRequest | PreparedCall) -> str:
-        """How it would need less memory."""
-        if isinstance(request, PreparedCall):
-            return "include without attention_weights, and fewer sequences at a time, need less"
-        return self._attention.advice(request)
+def _answer_bytes(call: Call, arrays: int) -> int:
+    """Bytes of the answer of a call in float64. arrays: of weights"""
+    query, rows = call.query, call.query.rows
+    assert rows is not None
+    numbers = rows.slots * rows.length * query.heads * (call.value.features + 1)
+    scores = int((query.lengths * call.keys).sum()) if arrays else 0
+    return 8 * (numbers + query.heads * scores) + ARRAY * arrays
 
 
-def prepare_call(decoded: Decoded, backends: Backends, check: Check = no_check) -> PreparedCall:
-    """The call of a request.
+def _metadata(request: PreparedCall, answer: Answer, last: Metadata | None, masked: int) -> Metadata:
+    """The sizes of the whole call; how it was computed, as of its last request. masked: rows of all its requests"""
+    call = request.call
+    kernel, device, scale = ("none", "cpu", 1.0) if last is None else (last.kernel, last.device, last.scale)
+    if isinstance(call, Call):
+        sizes, masked = sizes_of(call), masked + keyless_rows(call)
+    else:
+        sizes = Sizes(1, 1, 1, 0, 0, 0, answer.output.shape[-1])
+        masked = int(np.isneginf(answer.logsumexp).sum())
+    return Metadata(request.backend.name, device, request.dtype.name, kernel, *sizes, scale, masked, ())
 
-    Errors: InvalidRequest of every kind, with pointers into /arguments, and what `check` raises.
-    """
-    body = validate(AttentionRequest, decoded.fields, decoded.unread)
-    function, given, untyped = named_call(body, decoded, BESIDE)
-    include = body.include if "include" in body.model_fields_set and body.include is not None else ()
-    for n, name in enumerate(include):
-        if name not in INCLUDED:
-            raise InvalidValue.of(f"/include/{n}", f"one of {', '.join(INCLUDED)}, as in all calls", name)
-    with in_arguments():
-        call = decode(function, given, body.version, untyped)
-    device = body.device or "auto"
-    backend = backends.choose(body.backend or "auto", device)
-    weights = "attention_weights" in include
-    with in_arguments():
-        largest = largest_bytes(call, backend, device, weights=weights) if isinstance(call, Call) else 0
-    if weights and isinstance(call, Call) and len(call.query.lengths) > MOST:
-        expected = f"at most {MOST} sequences beside attention_weights, an array each"
-        raise ShapeMismatch.at("/include", expected, str(len(call.query.lengths)))
-    check()
-    return PreparedCall(decoded, call, FLOATS[body.dtype or "float64"], weights, backend, device, largest)
+
+def decoded_call(body: CallRequest, decoded: Decoded) -> Call | Merge:
+    """The call that a validated request makes. Errors: InvalidRequest of every kind, with pointers to arguments."""
+    return decode(body.call, arguments_of(body), body.version, untyped_arguments(decoded))
+
+
+def arguments_of(body: CallRequest) -> dict[str, Any]:
+    """The arguments of a call by name, pairs of arrays as lists. Errors: InvalidArray."""
+    return {name: _listed(name, value) for name, value in body.arguments.items()}
+
+
+def untyped_arguments(decoded: Decoded) -> set[str]:
+    """The names of the arguments whose arrays came as lists."""
+    return {name for name in decoded.fields["arguments"] if child("/arguments", name) in decoded.untyped}
+
+
+def exact_answer(call: Call | Merge, backend: Backend, check: Check = no_check, *, weights: bool = False) -> Answer:
+    """The answer of a call, in float64, in the axes and the base of its function. Errors: as of Call.answer."""
+    return call.answer(lambda fields: run_fields(fields, backend, check).arrays, weights=weights, check=check)
 
 
 def call_prepare_cost(decoded: Decoded, *, parts: bool = False) -> PrepareCost:
@@ -257,42 +217,6 @@ def sequence_bound(arrays: list[np.ndarray]) -> int:
     return max([1, *counts, *leading, min(math.prod(leading), MOST_BROADCAST)])
 
 
-def named_call(
-    body: AttentionRequest, decoded: Decoded, beside: AbstractSet[str]
-) -> tuple[str, dict[str, Any], set[str]]:
-    """The function that a request calls, its arguments, and the names of those that came as lists.
-
-    beside: the fields that may stand beside. Errors: FieldConflict for others, MissingField.
-    """
-    for name in sorted(_present(decoded) - beside - _defaults(body, decoded)):
-        raise FieldConflict.at(f"/{name}", "none beside call", quote(name), "the arguments of the function say it all")
-    if body.call is None or body.arguments is None:
-        raise MissingField.at("/arguments" if body.arguments is None else "/call", "call and arguments", "one of them")
-    given = {name: _listed(name, value) for name, value in body.arguments.items()}
-    return body.call, given, {name for name in given if child("/arguments", name) in decoded.untyped}
-
-
-def is_call(decoded: Decoded) -> bool:
-    """True for the call of another library."""
-    return not CALL.isdisjoint(decoded.fields) and not CALL.isdisjoint(_present(decoded))
-
-
-def _present(decoded: Decoded) -> set[str]:
-    """The names of fields that are not null. Arguments that are empty are none: clients in Java always send them."""
-    arguments = decoded.fields.get("arguments")
-    empty = {"arguments"} if isinstance(arguments, dict) and not arguments else set()
-    return {name for name, value in decoded.fields.items() if value is not None} - empty
-
-
-def _defaults(body: AttentionRequest, decoded: Decoded) -> set[str]:
-    """The names of fields that have their default values, which clients in Java and C# always send."""
-    return {
-        name
-        for name, field in type(body).model_fields.items()
-        if isinstance(value := decoded.fields.get(name), (str, bool)) and value == field.default
-    }
-
-
 @contextmanager
 def in_arguments() -> Iterator[None]:
     """Points the faults of arguments into /arguments. Errors: InvalidRequest of every kind."""
@@ -317,7 +241,7 @@ def largest_bytes(call: Call, backend: Backend, device: str, *, weights: bool) -
         try:
             fields = call.request(group, shapes_only=True)
             fields["include"] = ["logsumexp", *["attention_weights"] * weights]
-            spec, plan = make_spec_and_plan(Decoded(fields, frozenset()), allow_non_finite=True)
+            spec, plan = plan_of_fields(fields)
         except InvalidRequest as error:
             raise call.renamed(error) from None
         arrays = sum(array.nbytes for array in spec.sources.values())
@@ -344,5 +268,5 @@ def _listed(name: str, value: Any) -> Any:
     if isinstance(value, dict) and value.keys() == {"0", "1"}:
         return [value["0"], value["1"]]
     if isinstance(value, list) and value and all(isinstance(item, dict) and item.keys() == KEYS for item in value):
-        return [typed_arrays.decode(item, f"/arguments/{name}/{n}") for n, item in enumerate(value)]
+        return [typed_arrays.decode(item, f"/{name}/{n}") for n, item in enumerate(value)]
     return value

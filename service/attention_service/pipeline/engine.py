@@ -13,7 +13,7 @@ from attention_service.errors import Busy
 from attention_service.layers.store import LayerStore
 from attention_service.pipeline.admission import AdmissionController
 from attention_service.pipeline.attention import AttentionOperation
-from attention_service.pipeline.calls import AttentionOrCall
+from attention_service.pipeline.calls import CallOperation
 from attention_service.pipeline.execution import Execution, Timings
 from attention_service.pipeline.layers import Layers
 from attention_service.runtime.memory import FreeMemory
@@ -29,7 +29,7 @@ class Engine:
     """The objects that all requests of a worker share, made from the settings.
 
     admission: grants memory and slots; layers: the stored layers
-    attention: the operation, with the plans that it keeps; attention_or_call: calls of other libraries, too
+    attention: the operation, with the plans that it keeps; call: of other libraries
     chunk_lock: held while a chunk of a response is encoded
     ready: True once the first request is as quick as all others; stopping: True once the service was told to stop
     new_timings: makes the timings of a request; traces need other ones
@@ -49,7 +49,7 @@ class Engine:
         if settings.backend == "auto" and self._backends.preferred == "numpy":
             logger.warning("ATTENTION_BACKEND=auto: torch is not there, or sees no GPU; NumPy computes")
         self.attention = AttentionOperation(self._backends)
-        self.attention_or_call = AttentionOrCall(self.attention, self._backends)
+        self.call = CallOperation(self._backends)
         self.ready = self._backends.preferred == "numpy"
 
     @property

@@ -43,8 +43,8 @@ class Timings:
 
     def header(self) -> str:
         """The value of a Server-Timing header (W3C Server Timing), in milliseconds, of the steps that are done."""
-        steps = self.decode * 1e3, self.prepare * 1e3, self.queue * 1e3, self.compute * 1e3
-        text = "decode;dur=%.3f, prepare;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f" % steps
+        text = f"decode;dur={self.decode * 1e3:.3f}, prepare;dur={self.prepare * 1e3:.3f}, "
+        text += f"queue;dur={self.queue * 1e3:.3f}, compute;dur={self.compute * 1e3:.3f}"
         if self.encode:
             text += f", encode;dur={self.encode * 1e3:.3f}"
         return text

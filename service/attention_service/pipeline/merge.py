@@ -13,7 +13,6 @@ from attention_service.codecs.chunks import Encoded
 from attention_service.codecs.decoded import Decoded
 from attention_service.codecs.table import CODECS
 from attention_service.engines.partial import State
-from attention_service.errors import UnknownField, quote
 from attention_service.layers.layer import Layer
 from attention_service.pipeline.operation import ELEMENTS_PER_CHECK, Cost, Operation, PrepareCost
 from attention_service.pipeline.parts import Parts, make_parts
@@ -52,9 +51,6 @@ class MergeOperation(Operation[Parts, Codec, Result]):
         return PrepareCost(2 * ELEMENTS_PER_CHECK * count, 0)
 
     def prepare(self, decoded: Decoded, layer: Layer | None = None, check: Check = no_check) -> Parts:
-        """The parts of the request."""
-        if layer is not None:
-            raise UnknownField.at("/layer", "a known field", quote("layer"))
         return make_parts(decoded)
 
     def cost(self, request: Parts, encoder: Codec) -> Cost:
@@ -62,9 +58,7 @@ class MergeOperation(Operation[Parts, Codec, Result]):
         return merge_cost(request.states, encoder, request.decoded)
 
     def compute(self, request: Parts, check: Check) -> Result:
-        """The merged result."""
         return request.merged(check)
 
     def encode(self, request: Parts, result: Result, encoder: Codec, request_id: str) -> Encoded:
-        """Output and logsumexp."""
         return encoder.encode(result.arrays, request.decoded)

@@ -1,12 +1,18 @@
-"""Prepare: validate the fields of a request and make its plan, with the stored layer that it names."""
+"""Prepare: validate the fields of a request and make its plan, with the stored layer that it names.
+
+Requests that others are made of, as those of a call, are also computed here.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from attention_service.attention.plan import Plan
 from attention_service.attention.planning import dtype_of, make_plan
+from attention_service.attention.result import Result
 from attention_service.attention.spec import AttentionSpec
+from attention_service.backends.base import Backend, Check, no_check
 from attention_service.codecs.decoded import Decoded
 from attention_service.schemas.request import AttentionRequest
 from attention_service.schemas.validate import validate
@@ -45,3 +51,18 @@ def planned(spec: AttentionSpec, layer: Layer | None = None) -> tuple[AttentionS
 def make_spec_and_plan(decoded: Decoded, *, allow_non_finite: bool = False) -> tuple[AttentionSpec, Plan]:
     """The specification of a request without a stored layer, and its plan. Arguments, errors: as of `validated`"""
     return planned(validated(AttentionRequest, decoded, allow_non_finite=allow_non_finite)[1])
+
+
+def plan_of_fields(fields: Mapping[str, Any]) -> tuple[AttentionSpec, Plan]:
+    """Specification and plan of fields that code made, whose hidden keys and values may be inf or NaN.
+
+    Errors: InvalidRequest of every kind.
+    """
+    return make_spec_and_plan(Decoded(dict(fields), frozenset()), allow_non_finite=True)
+
+
+def run_fields(fields: Mapping[str, Any], backend: Backend, check: Check = no_check) -> Result:
+    """The result of such fields, on a backend. Errors: InvalidRequest of every kind, and what `check` raises."""
+    check()
+    spec, plan = plan_of_fields(fields)
+    return backend.program(plan, spec)(spec.sources, check)

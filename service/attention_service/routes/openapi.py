@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 from importlib.resources import files
+from inspect import cleandoc
 from typing import Any, Final, get_args
 
 from fastapi import FastAPI
+from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
 from attention_service.attention import spec
@@ -18,13 +20,14 @@ from attention_service.errors import error_classes
 from attention_service.http.auth import OPEN, needs_key
 from attention_service.http.problems import MEDIA_TYPE
 from attention_service.render.heatmap import PNG, SVG
+from attention_service.routes.table import OPERATIONS, TensorOperation
 from attention_service.schemas.arrays import ElementType
-from attention_service.schemas.compare import Certainty, CompareRequest, Liberty, LogsumexpBase, Status
-from attention_service.schemas.heatmap import Bins, Colours, HeatmapRequest, Stage, Theme
+from attention_service.schemas.call import CallOutput
+from attention_service.schemas.compare import Certainty, Liberty, LogsumexpBase, Status
+from attention_service.schemas.heatmap import Bins, Colours, Stage, Theme
 from attention_service.schemas.inference import Datatype, InferenceError, InferenceRequest
-from attention_service.schemas.merge import MergeRequest
 from attention_service.schemas.problem import Problem
-from attention_service.schemas.request import AttentionRequest, Encoding
+from attention_service.schemas.request import Encoding
 from attention_service.settings import Settings
 
 JSON: Final = "application/json"
@@ -43,6 +46,7 @@ ENUMS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "NormOver": (get_args(spec.NormOver), "The features that are normalised together."),
     "NormPosition": (get_args(spec.NormPosition), "Whether a norm comes before or after the rotation."),
     "IncludedOutput": (get_args(spec.Included), "An output that can be requested in addition to output and metadata."),
+    "CallOutput": (get_args(CallOutput), "A result of a call that can be asked for, beside its output."),
     "WhichGradients": (get_args(spec.AllGradients), "Which gradients a request asks for."),
     "Encoding": (get_args(Encoding), "How JSON holds arrays."),
     "LogsumexpBase": (get_args(LogsumexpBase), "The base of a logarithm."),
@@ -99,25 +103,24 @@ def inference_errors(*statuses: int) -> Responses:
     return problems(*statuses, media_type=JSON, model=InferenceError)
 
 
-def tensor_body(model: type[BaseModel], examples: str) -> dict[str, Any]:
-    """The body of a request on tensors in all media types, as `openapi_extra` for FastAPI.
-
-    examples: name of a file. Those of POST /attention come from notebooks whose results are golden cases of the tests.
-    """
-    content = {JSON: {"schema": _reference(model), "examples": _file(examples)}}
-    return {"requestBody": {"content": content | _tensors("request"), "required": True}}
-
-
-def heatmap_answer() -> Responses:
-    """The 200 response of POST /attention/heatmap: a picture."""
-    # Any: XML is no JSON string, and validators that parse it by its media type would refuse it.
-    return {200: {"content": {SVG: {"schema": {}}} | {PNG: _binary("A PNG image.")}}}
-
-
-def tensor_answer(example: str | None) -> Responses:
-    """A 200 response with tensors, beside its JSON model: an example in a file, and the binary media types."""
-    shown = {} if example is None else {JSON: {"example": _file(example)}}
-    return {200: {"content": shown | _tensors("response")}}
+def documentation(row: TensorOperation) -> dict[str, Any]:
+    """What the API document says of an operation on tensors, as arguments of FastAPI."""
+    name = row.operation.__name__
+    first, *words = name.split("_")
+    requests = {JSON: {"schema": _reference(row.request), "examples": _file(f"{name}.json")}} | _tensors("request")
+    responses = {JSON: {"example": _file(row.example)}} if row.example else {}
+    responses |= {media_type: DESCRIBED[media_type] for media_type in row.media_types if media_type != JSON}
+    return {
+        "tags": ["attention"],
+        "operation_id": first + "".join(map(str.capitalize, words)),
+        "summary": row.summary,
+        "description": cleandoc(row.operation.__doc__ or ""),
+        "response_model": row.response,
+        "response_class": Response if row.response is None else JSONResponse,
+        "response_description": row.returns,
+        "responses": problems(*TENSOR_STATUSES) | ({200: {"content": responses}} if responses else {}),
+        "openapi_extra": {"requestBody": {"content": requests, "required": True}},
+    }
 
 
 def inference_body() -> dict[str, Any]:
@@ -156,6 +159,10 @@ def _tensors(what: str) -> dict[str, Any]:
     """The binary media types of all codecs. what: request or response"""
     description = f"The {what}: arrays as tensors named like their fields (nested ones dotted), the rest as JSON text."
     return {name: _binary(description) for name in CODECS if name != JSON}
+
+
+# Responses that are no JSON. XML is no JSON string, and validators that parse it by its media type would refuse it.
+DESCRIBED: Final[dict[str, Any]] = _tensors("response") | {SVG: {"schema": {}}, PNG: _binary("A PNG image.")}
 
 
 def build(app: FastAPI) -> dict[str, Any]:
@@ -206,8 +213,9 @@ def _add_headers(responses: dict[str, Any], *, is_tensor_operation: bool) -> Non
 
 def _add_models(schemas: dict[str, Any]) -> None:
     """Add models and named enums that FastAPI does not see; drop its validation errors, which are never sent."""
-    requests = (AttentionRequest, CompareRequest, HeatmapRequest, MergeRequest, InferenceRequest)
-    for model in (Problem, InferenceError, *requests):
+    requests = (row.request for row in OPERATIONS.values())
+    models: list[type[BaseModel]] = [Problem, InferenceError, *requests, InferenceRequest]
+    for model in models:
         described = model.model_json_schema(ref_template=REFERENCE)
         schemas.update(described.pop("$defs", {}))
         schemas[model.__name__] = described

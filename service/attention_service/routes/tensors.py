@@ -1,13 +1,14 @@
-"""The adapter between HTTP and the pipeline: operations on tensors are answered without FastAPI, which documents them."""
+"""The adapter between HTTP and the pipeline: FastAPI documents the operations on tensors, and does not answer them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
+from starlette.datastructures import QueryParams
 from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -16,10 +17,12 @@ from attention_service.errors import Fault, UnknownField, quote
 from attention_service.http.body import BodyLimits, content_length, receive_body, receive_disconnect
 from attention_service.http.negotiation import negotiate, refuse_content_encoding
 from attention_service.http.streaming import ChunkedResponse
-from attention_service.observability.requests import DISCONNECTED, ComputedRequest, headers_of, record_of
+from attention_service.observability.requests import ComputedRequest, headers_of, record_of
 from attention_service.pipeline.engine import Engine
 from attention_service.pipeline.operation import E, Operation, P, R
 from attention_service.pipeline.run import run
+from attention_service.routes.openapi import documentation
+from attention_service.routes.table import OPERATIONS, TensorOperation
 from attention_service.schemas.validate import MAX_FAULTS, is_field
 
 
@@ -32,17 +35,16 @@ class TensorRoute(APIRoute):
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         super().__init__(path, endpoint, **options)
         if not self.dependant.dependencies:
-            self.app = self.answer
+            self.app = self._answer
 
-    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, as an ASGI application that resolves no dependencies."""
-        request = Request(scope, receive, send)
-        response: Response = await self.endpoint(request, **scope["path_params"])
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, as an ASGI application."""
+        response: Response = await self.endpoint(Request(scope, receive, send), **scope["path_params"])
         await response(scope, receive, send)
 
 
 class AnswerTensors:
-    """Middleware that answers POST requests for the paths of tensor routes; FastAPI answers all other requests.
+    """Middleware that answers POST requests for the paths of the table; FastAPI answers all other requests.
 
     FastAPI's exception handlers, exit stacks and router take as long as a small request. They are used for a route
     that has dependencies, which an application may add to all routes, and for one that another route comes before.
@@ -50,53 +52,65 @@ class AnswerTensors:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._routes: dict[str, TensorRoute] | None = None  # by their paths
+        self._direct: dict[str, tuple[TensorRoute, Operation[Any, Any, Any]]] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if self._routes is None:
-            self._routes = direct_routes(scope["app"]) if scope["type"] == "http" else None
-        route = self._routes.get(scope["path"]) if self._routes and scope.get("method") == "POST" else None
-        if route is None or scope["root_path"]:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope.get("root_path"):
             await self._app(scope, receive, send)
             return
-        scope["route"], scope["path_params"] = route, {}
+        if self._direct is None:
+            self._direct = direct_routes(scope["app"])
+        found = self._direct.get(scope["path"])
+        if found is None:
+            await self._app(scope, receive, send)
+            return
+        scope["route"], operation = found
         try:
-            await route.answer(scope, receive, send)
+            response = await respond(scope, receive, operation)
         except Exception as error:
             handlers = scope["app"].exception_handlers
             handler = next((handlers[kind] for kind in type(error).__mro__ if kind in handlers), None)
-            if handler is None or record_of(scope).status != DISCONNECTED:
+            if handler is None:
                 raise
-            response: Response = await handler(Request(scope), error)
-            await response(scope, receive, send)
+            response = await handler(Request(scope, receive), error)
+        await response(scope, receive, send)
 
 
-def direct_routes(app: FastAPI) -> dict[str, TensorRoute]:
-    """The tensor routes without parameters and dependencies by their paths, if no other route comes before."""
-    found: dict[str, TensorRoute] = {}
-    for route in app.routes:
-        if isinstance(route, TensorRoute) and not (route.dependant.dependencies or route.param_convertors):
-            asked = {"type": "http", "method": "POST", "path": route.path, "root_path": "", "headers": []}
-            first = next(other for other in app.routes if other.matches(asked)[0] is Match.FULL)
-            if first is route:
-                found[route.path] = route
+def direct_routes(app: FastAPI) -> dict[str, tuple[TensorRoute, Operation[Any, Any, Any]]]:
+    """The routes of the table that have no dependencies and come before all others of their paths; their operations."""
+    found = {}
+    for path, row in OPERATIONS.items():
+        asked = {"type": "http", "method": "POST", "path": path, "root_path": "", "headers": []}
+        route = next((route for route in app.routes if route.matches(asked)[0] is Match.FULL), None)
+        if isinstance(route, TensorRoute) and not route.dependant.dependencies:
+            found[path] = route, row.operation(app.state.engine)
     return found
 
 
-def add_tensor_route(app: FastAPI, path: str, endpoint: Callable[..., Any], **documentation: Any) -> None:
-    """Add a POST operation on tensors to the application itself, before all other routes.
+def add_routes(app: FastAPI) -> None:
+    """Add all operations of the table to the application."""
+    for path, row in OPERATIONS.items():
+        add_tensor_route(app, path, _endpoint(row), **documentation(row))
 
-    Routes are tried in order. A router in between would take a twentieth of a small request, each route before some
-    hundredths.
-    """
-    routes = app.router.routes
+
+def _endpoint(row: TensorOperation) -> Callable[[Request], Awaitable[Response]]:
+    """The endpoint that answers by the operation of a row."""
+
+    async def answer(request: Request) -> Response:
+        return await respond(request.scope, request.receive, row.operation(request.app.state.engine))
+
+    return answer
+
+
+def add_tensor_route(app: FastAPI, path: str, endpoint: Callable[..., Any], **documentation: Any) -> None:
+    """Add a POST operation on tensors to the application."""
     app.router.add_api_route(path, endpoint, methods=["POST"], route_class_override=TensorRoute, **documentation)
-    routes.insert(0, routes.pop())
 
 
 async def respond(
-    request: Request,
+    scope: Scope,
+    receive: Receive,
     operation: Operation[P, E, R],
     codecs: Callable[[Mapping[bytes, bytes]], tuple[Codec, E]] | None = None,
 ) -> Response:
@@ -104,20 +118,19 @@ async def respond(
 
     codecs: from the headers to the decoder and what encodes the response; by default those of `negotiate`
     """
-    engine: Engine = request.app.state.engine
+    engine: Engine = scope["app"].state.engine
     settings = engine.settings
-    record = record_of(request.scope)
-    headers = headers_of(request.scope)
-    if request.scope["query_string"]:
-        refuse_fields(request.query_params, operation)
+    record, headers = record_of(scope), headers_of(scope)
+    if scope["query_string"]:
+        refuse_fields(scope["query_string"], operation)
     refuse_content_encoding(headers)
     decoder, encoder = codecs(headers) if codecs else negotiate(headers, operation.decoders, operation.encoders)
     limits = BodyLimits(settings.max_body_bytes, settings.read_timeout, settings.read_rate)
     length = content_length(headers, limits)
-    execution = engine.start(partial(receive_disconnect, request.receive))
+    execution = engine.start(partial(receive_disconnect, receive))
     record.timings = execution.timings
     try:
-        body = receive_body(request.receive, length, limits, execution)
+        body = receive_body(receive, length, limits, execution)
         encoded = await run(engine, operation, await body, decoder, encoder, execution, record.request_id)
     except BaseException:
         execution.lease.release()
@@ -127,8 +140,10 @@ async def respond(
     return ChunkedResponse(encoded, execution, engine.chunk_lock)
 
 
-def refuse_fields(query: Iterable[str], operation: Operation[P, E, R]) -> None:
+def refuse_fields(query: bytes, operation: Operation[P, E, R]) -> None:
     """Refuse fields in the query of the address, where none is read. Errors: UnknownField."""
-    fields = [name for name in query if any(is_field(name, schema) for schema in operation.schemas)][:MAX_FAULTS]
+    fields = [name for name in QueryParams(query) if any(is_field(name, schema) for schema in operation.schemas)]
     if fields:
-        raise UnknownField(*(Fault("", f"{quote(name)} in the body", "it in the address") for name in fields))
+        raise UnknownField(
+            *(Fault("", f"{quote(name)} in the body", "it in the address") for name in fields[:MAX_FAULTS])
+        )

@@ -36,7 +36,10 @@ def _kinds(annotation: Any) -> set[Any]:
 
 
 class Closed(BaseModel):
-    """A model that refuses unknown fields and converts no types: a number is not a string."""
+    """A model that refuses unknown fields and converts no types: a number is not a string.
+
+    elsewhere: names of fields that other operations have, each with a hint that says so
+    """
 
     model_config = ConfigDict(
         extra="forbid",
@@ -47,6 +50,7 @@ class Closed(BaseModel):
         json_schema_extra=unwrapped,
     )
 
+    elsewhere: ClassVar[dict[str, str]] = {}
     # The fields that take one value, and those of them that take an integer.
     _single: ClassVar[frozenset[str]] = frozenset()
     _whole: ClassVar[frozenset[str]] = frozenset()

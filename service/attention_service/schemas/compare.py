@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, create_model
 
+from attention_service.attention import spec
 from attention_service.attention.outputs import OUTPUT, OUTPUTS
 from attention_service.attention.spec import Included
 from attention_service.schemas.arrays import NumbersOrNull, Tensor
+from attention_service.schemas.call import CallRequest
 from attention_service.schemas.closed import Closed, unwrapped
-from attention_service.schemas.request import ExtendedRequest, check_length
+from attention_service.schemas.request import AttentionRequest, check_length
 from attention_service.schemas.response import AttentionResponse
 
 LogsumexpBase = Literal["e", "2"]
@@ -84,27 +86,60 @@ class OwnTolerance(Closed):
     """The share of elements that may fail."""
 
 
-class CompareRequest(ExtendedRequest):
-    """A request of `/attention`, and what a kernel returned for it. `include` and `encoding` have no effect.
+class Judging(Closed):
+    """How an answer is judged: what all comparisons can be asked."""
 
-    It may be a `call` of another library."""
-
-    actual: ActualArrays | None = None
-    """What the kernel returned. Default: nothing; the report then says what the request could show."""
-    logsumexp_base: LogsumexpBase | None = "e"
-    """The base of the logarithm in `actual.logsumexp`."""
     tolerance: OwnTolerance | None = None
     """The caller's own test, to be told what it accepts. Default: none."""
     legal: Annotated[list[Liberty], BeforeValidator(check_length)] | None = None
     """What a right kernel may do beside rounding inputs and output: exact is none of the others, which only count in
     float16 and bfloat16, but folded_scale. Default: all."""
-    against: ActualArrays | None = None
-    """What another kernel returned for the same request, to be judged beside the first. Default: nothing."""
     reference: bool | None = False
     """Return what is right, too: each array that was sent, or the output if none was."""
     time_limit: Annotated[float, Field(ge=0)] | None = None
     """Seconds after which the search for mistakes ends. The verdict is given however long it takes; names, power and
     the next input as far as they were found. Default: no limit."""
+
+
+class CompareRequest(Judging, AttentionRequest):
+    """A request of `/attention`, and what a kernel returned for it. `include` and `encoding` have no effect."""
+
+    elsewhere = dict.fromkeys(
+        AttentionRequest.elsewhere, "calls of other libraries are for POST /attention/call/compare"
+    )
+
+    actual: ActualArrays | None = None
+    """What the kernel returned. Default: nothing; the report then says what the request could show."""
+    logsumexp_base: LogsumexpBase | None = "e"
+    """The base of the logarithm in `actual.logsumexp`."""
+    against: ActualArrays | None = None
+    """What another kernel returned for the same request, to be judged beside the first. Default: nothing."""
+
+
+class ActualOfCall(ArraysByName):
+    """What a function of another library returned, in its own axes and its own base of logarithms: one array or both.
+
+    A null is NaN, or in logsumexp minus infinity."""
+
+    output: NumbersOrNull | None = None
+    """The output. Default: not judged."""
+    logsumexp: NumbersOrNull | None = None
+    """The logsumexp. Default: not judged."""
+
+
+class CompareCallRequest(Judging, CallRequest):
+    """A call of `/attention/call`, and what the function returned for it. `include`, `backend`, `device` and `encoding`
+    have no effect."""
+
+    elsewhere = dict.fromkeys(
+        CompareRequest.model_fields,
+        "what the function takes stands in arguments; a request without a call is for POST /attention/compare",
+    )
+
+    dtype: spec.DType | None = None
+    """Type whose rounding is legal. Default: that of the output, else of the queries."""
+    actual: ActualOfCall | None = None
+    """What the function returned. Default: nothing; the report then says what the call could show."""
 
 
 def _as_lists(array: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from attention_service.schemas.closed import Closed
-from attention_service.schemas.request import ExtendedRequest
+from attention_service.schemas.request import AttentionRequest
 
 Stage = Literal[
     "attention_weights",
@@ -56,7 +56,7 @@ class HeatmapOptions(Closed):
     """Only the cells, without texts; in a PNG one pixel for each cell."""
 
 
-class HeatmapRequest(ExtendedRequest):
+class HeatmapRequest(AttentionRequest):
     """A request of `/attention`, and how to draw it. `include`, `gradients`, `top_k` and `encoding` have no effect."""
 
     heatmap: HeatmapOptions | None = None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from attention_service.attention import spec
 from attention_service.attention.arrays import MAX_TEXT
-from attention_service.errors import FieldConflict, UnknownLayer, quote
+from attention_service.errors import UnknownLayer, quote
 from attention_service.schemas.arrays import (
     Bias,
     Gate,
@@ -28,10 +28,8 @@ from attention_service.schemas.arrays import (
 from attention_service.schemas.closed import Closed, Part, too_long
 
 Encoding = Literal["list", "base64"]
+Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$")]
 
-
-# The fields of a request that is a call of another library.
-CALL = {"call", "version", "arguments"}
 # Names in a list: longer lists take long to validate.
 MAX_NAMES = 64
 
@@ -153,6 +151,8 @@ class SegmentIds(Part):
 class AttentionRequest(Closed):
     """A request. The source is exactly one of: query, key and value; input alone; input and context."""
 
+    elsewhere = dict.fromkeys(("call", "version", "arguments"), "calls of other libraries are for POST /attention/call")
+
     query: Matrix | None = None
     """Queries, with the axes of `layout`. A vector (rank 1) is one token, in layouts ld and dl; output and score
     matrices then have no query axis. Default: none."""
@@ -256,7 +256,7 @@ class AttentionRequest(Closed):
     backend: spec.Backend | None = "auto"
     """auto is the backend of the service (ATTENTION_BACKEND), or torch if the device is CUDA. A service computes with
     ray only if its settings say so."""
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$")] | None = "auto"
+    device: Device | None = "auto"
     """auto, cpu, cuda or cuda:N. cuda needs the backend torch; with torch, auto is a GPU if any."""
     grad_output: Matrix | None = None
     """The gradient of a loss with respect to output, in its shape: what gradients are computed from. Default: zeros."""
@@ -285,33 +285,16 @@ class AttentionRequest(Closed):
     """Labels of the key tokens, returned unchanged: (k,) or (b, k). Default: none."""
     encoding: Encoding | None = "list"
     """Arrays of a JSON response: nested lists, or objects with base64 data."""
-    call: Annotated[str, Field(max_length=100)] | None = None
-    """Name of a function of another library, whose arguments stand in `arguments`. The answer has the axes of the
-    function, and the list of weights an array for each sequence. Beside it may be version, include, dtype (of the
-    results), backend, device and encoding; in a comparison version, actual (output and logsumexp, in the axes and the
-    base of the function), dtype (whose rounding is legal; default: that of the output), tolerance, legal,
-    time_limit and reference. docs/coming-from.md lists the functions. Default: none."""
-    version: Annotated[int, Field(ge=2, le=4)] | None = None
-    """The version of the library of `call`, where versions differ. Default: names of all versions are known."""
-    arguments: dict[str, Any] | None = None
-    """The arguments of `call`, by their own names. Default: none."""
 
     def attention_spec(self, untyped: AbstractSet[str], *, allow_non_finite: bool = False) -> spec.AttentionSpec:
-        """This request as an AttentionSpec, with defaults.
+        """This request as an AttentionSpec, with defaults, without the fields that another operation adds.
 
         untyped: the fields whose arrays came as lists, which have no type of their own
 
         Errors: UnknownLayer for a request that still names a layer.
         """
-        given = self.given()
+        given = {name: value for name, value in self.given().items() if name in AttentionRequest.model_fields}
         given.pop("encoding", None)
-        if given.get("arguments") == {}:
-            del given["arguments"]
-        if foreign := given.keys() & CALL:
-            name = min(foreign)
-            raise FieldConflict.at(
-                f"/{name}", "arrays: calls are for POST /attention and /attention/compare alone", quote(name)
-            )
         if given.pop("layer", None) is not None:  # a service puts the fields of a layer in the place of its name
             raise UnknownLayer.at("/layer", "no layer: only a service has layers", quote(str(self.layer)))
         if self.include is not None:
@@ -323,15 +306,3 @@ class AttentionRequest(Closed):
             untyped=frozenset(untyped),
             allow_non_finite=allow_non_finite,
         )
-
-
-class ExtendedRequest(AttentionRequest):
-    """A request of another operation on attention, with fields of its own beside those of `/attention`."""
-
-    def attention_spec(self, untyped: AbstractSet[str], *, allow_non_finite: bool = False) -> spec.AttentionSpec:
-        """The request without fields of its own, see AttentionRequest."""
-        own = type(self).model_fields.keys() - AttentionRequest.model_fields.keys()
-        plain = AttentionRequest.model_construct(
-            self.model_fields_set - own, **{name: getattr(self, name) for name in AttentionRequest.model_fields}
-        )
-        return plain.attention_spec(untyped, allow_non_finite=allow_non_finite)

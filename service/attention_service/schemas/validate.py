@@ -77,8 +77,9 @@ def _fault(model: type[BaseModel], details: ErrorDetails) -> Fault:
     match details["type"]:
         case "extra_forbidden":
             name = str(details["loc"][-1])
-            known = _model_at(model, details["loc"][:-1]).model_fields
-            return Fault(pointer, "a known field", quote(name), advice(name, known), UnknownField.code)
+            known = _model_at(model, details["loc"][:-1])
+            hint = getattr(known, "elsewhere", {}).get(name) or advice(name, known.model_fields)
+            return Fault(pointer, "a known field", quote(name), hint, UnknownField.code)
         case InvalidArray.code | InvalidValue.code:
             return Fault(pointer, context["expected"], context["got"], context["hint"], details["type"])
         case "literal_error":

@@ -8,8 +8,8 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from attention_service.http.head import closes
 from attention_service.http.entry import CLOSE_HEADER
+from attention_service.http.head import closes
 
 
 class ReportProgress:

@@ -13,11 +13,10 @@ from attention_service.attention.plan import Plan
 from attention_service.attention.result import Result
 from attention_service.attention.spec import AttentionSpec
 from attention_service.backends.registry import Backends
-from attention_service.codecs.decoded import Decoded
 from attention_service.errors import InvalidValue
 from attention_service.library import AttentionResult
 from attention_service.library.page import check_size
-from attention_service.pipeline.prepare import make_spec_and_plan, planned
+from attention_service.pipeline.prepare import plan_of_fields, planned
 from attention_service.render.heatmap import Heatmap
 from attention_service.render.overview import MAX_CELLS, OverviewRequested, OverviewRow
 from attention_service.schemas.heatmap import Theme
@@ -277,7 +276,7 @@ def picture_of(
         **sinks,
         **labels,
     }
-    return make_spec_and_plan(Decoded(light, frozenset()), allow_non_finite=True)
+    return plan_of_fields(light)
 
 
 def _names(calls: Sequence[CapturedAttention]) -> list[str]:

@@ -14,7 +14,6 @@ import numpy as np
 from attention_service.attention.result import Metadata
 from attention_service.backends.base import Backend, Check, no_check
 from attention_service.comparison.baseline import CORRECT
-from attention_service.comparison.calls.exact import exact_answer
 from attention_service.comparison.calls.explain import Explanation, explanations, shown
 from attention_service.comparison.calls.judge import is_wrong, judge, largest_errors
 from attention_service.comparison.calls.parts import parts, question_of
@@ -29,7 +28,7 @@ from attention_service.comparison.truth import Question, reference_and_baseline
 from attention_service.comparison.wrong import LISTED
 from attention_service.engines.call import Call
 from attention_service.errors import InvalidRequest, Overflow
-from attention_service.pipeline.calls import keyless_rows, sizes_of
+from attention_service.pipeline.calls import exact_answer, keyless_rows, sizes_of
 from attention_service.schemas.compare import Fact, Place
 
 # Groups of mistakes that say which tokens are read: of a call, where they were read says it better.

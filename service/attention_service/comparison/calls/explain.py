@@ -9,7 +9,6 @@ from typing import Final
 import numpy as np
 
 from attention_service.backends.base import Backend, Check
-from attention_service.comparison.calls.exact import exact_answer
 from attention_service.comparison.calls.judge import largest_errors, right
 from attention_service.comparison.calls.mistakes import MISTAKES, Mistake
 from attention_service.comparison.calls.moves import Suspect, suspects
@@ -18,6 +17,7 @@ from attention_service.comparison.calls.question import CallQuestion
 from attention_service.comparison.evidence import PROOF
 from attention_service.engines.call import Call
 from attention_service.errors import InvalidRequest
+from attention_service.pipeline.calls import exact_answer
 
 # Why a mistake is not looked for.
 TOO_LONG: Final = "a sequence would have too many keys to compute"

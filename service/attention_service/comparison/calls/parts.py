@@ -10,7 +10,6 @@ from typing import Any, Final
 import numpy as np
 
 from attention_service.backends.base import Check, no_check
-from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.calls.mistakes import MISTAKES
 from attention_service.comparison.calls.moves import suspects
 from attention_service.comparison.calls.question import CallQuestion
@@ -21,7 +20,7 @@ from attention_service.engines.partial import BASES
 from attention_service.engines.tokens import Tokens
 from attention_service.errors import InvalidRequest, ShapeMismatch, shape
 from attention_service.pipeline.calls import BYTES_PER_SEQUENCE
-from attention_service.pipeline.prepare import make_spec_and_plan
+from attention_service.pipeline.prepare import plan_of_fields
 
 # Numbers of tokens and scores of sequences that are padded to one length: always, and at most.
 FEW: Final = 2**18
@@ -86,7 +85,7 @@ def question_of(asked: CallQuestion, part: np.ndarray, *, shapes_only: bool = Fa
     call = asked.addressed
     fields = _fields(call, part, shapes_only=shapes_only) | {"dtype": asked.dtype.name, "include": ["logsumexp"]}
     try:
-        spec, plan = make_spec_and_plan(Decoded(fields, frozenset()), allow_non_finite=True)
+        spec, plan = plan_of_fields(fields)
     except InvalidRequest as error:
         raise call.renamed(error) from None
     return Question(

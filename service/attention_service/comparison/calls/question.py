@@ -15,10 +15,8 @@ from attention_service.comparison.calls.merging import as_call
 from attention_service.comparison.legal import CODED_WEIGHTS, LIBERTIES
 from attention_service.comparison.tolerances import Tolerance
 from attention_service.engines.call import Call, Merge
-from attention_service.errors import InvalidValue, MissingField
+from attention_service.errors import MissingField
 
-# What functions return.
-RETURNED: Final = ("output", "logsumexp")
 # Libraries whose kernels return plus infinity as the logsumexp of rows that see no key.
 PLUS_INFINITY: Final = ("flash_attn.", "torch.", "vllm.")
 
@@ -69,7 +67,6 @@ def make_call_question(
     tolerance: Tolerance | None = None,
     liberties: frozenset[str] = LIBERTIES,
     time_limit: float | None = None,
-    rows: int | None = None,
     reference: bool = False,
 ) -> CallQuestion:
     """The question about what a function returned, in its own axes.
@@ -86,7 +83,7 @@ def make_call_question(
     tokens = (addressed.query, addressed.value)
     if "rounded_weights" in liberties and all(one.dtype.itemsize == 1 and one.dtype.kind != "i" for one in tokens):
         liberties |= {CODED_WEIGHTS}
-    return CallQuestion(function, call, kind, actual, tolerance, liberties, time_limit, rows, reference)
+    return CallQuestion(function, call, kind, actual, tolerance, liberties, time_limit, reference=reference)
 
 
 def _read(
@@ -97,8 +94,6 @@ def _read(
         raise MissingField.at("/actual", "output or logsumexp", "none", "leave actual out for power")
     found = {}
     for name, array in returned.items():
-        if name not in RETURNED:
-            raise InvalidValue.of(f"/actual/{name}", "output or logsumexp, which a function returns", name)
         check_array(array, array.shape, f"/actual/{name}")
         found[name] = call.form.read(name, array, call.query, call.value.features, f"/actual/{name}")
     if "logsumexp" in found:

@@ -13,7 +13,6 @@ import numpy as np
 from attention_service.backends.base import Backend, Check
 from attention_service.comparison.baseline import CORRECT
 from attention_service.comparison.calls.addresses import Addresses, other_addresses, page_lengths
-from attention_service.comparison.calls.exact import exact_answer
 from attention_service.comparison.calls.explain import agrees
 from attention_service.comparison.calls.moves import Suspect, numbers_of, stored
 from attention_service.comparison.calls.question import CallQuestion
@@ -23,6 +22,7 @@ from attention_service.comparison.wrong import bits_of
 from attention_service.engines.call import Call, Form
 from attention_service.engines.tokens import Rows, Tokens
 from attention_service.errors import InvalidRequest
+from attention_service.pipeline.calls import exact_answer
 from attention_service.schemas.compare import Fact
 
 # Numbers of tokens and scores that are computed together, of a sequence that is looked at, and of all readings of it.

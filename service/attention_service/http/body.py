@@ -67,7 +67,7 @@ async def receive_body(receive: Receive, length: int | None, limits: BodyLimits,
         execution.admission.check_capacity()
         lease.begin()
     message, coming = received_now(receive())
-    body = None if message is None or limits.size < UNCOUNTED else small_body(message)
+    body: Body | None = None if message is None or limits.size < UNCOUNTED else small_body(message)
     if body is None:
         body = await _receive_parts(message, coming, receive, limits, execution)
     lease.complete()

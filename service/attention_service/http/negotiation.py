@@ -52,7 +52,9 @@ def negotiate_inference(headers: Mapping[bytes, bytes], model: str = MODEL) -> t
 
 def refuse_content_encoding(headers: Mapping[bytes, bytes]) -> None:
     """Errors: UnsupportedEncoding for a compressed body, which could unpack to anything."""
-    encoding = headers.get(b"content-encoding", b"").decode("latin-1").strip()
+    if b"content-encoding" not in headers:
+        return
+    encoding = headers[b"content-encoding"].decode("latin-1").strip()
     if encoding and encoding.lower() != "identity":
         expected = "a body without Content-Encoding"
         raise UnsupportedEncoding.at("", expected, quote(encoding), headers={"Accept-Encoding": "identity"})

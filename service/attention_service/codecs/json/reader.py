@@ -28,6 +28,7 @@ from attention_service.codecs.json.limits import (
     MAX_LENGTH,
     MAX_LISTS,
     MAX_OBJECTS,
+    SMALL,
     count,
     has_too_many_lists,
     has_too_many_values,
@@ -57,7 +58,7 @@ BITS: Final = bytes.maketrans(b"ft", b"\0\1")
 AROUND_BITS: Final = b"[],alserue"
 # Keys and lists that are read within a few milliseconds.
 QUICK: Final = 2**14
-# The parser of the last body that was decoded quickly. A new one would have its memory cleared by the system: half of
+# The parser of the last body that was small or decoded quickly. A new one would have its memory cleared by the system: half of
 # the time of a body of 2 MB.
 _spare: Final[list[Any]] = []
 
@@ -77,7 +78,8 @@ def decode(body: Body, *, quickly: bool = False) -> Decoded:
     """
     if BYTE_ORDER_MARK.match(body):
         raise InvalidJSON.at("", "UTF-8 without a byte-order mark", "a byte-order mark")
-    parser, document = _parsed(body, quickly=quickly)
+    keeps_parser = quickly or len(body) <= SMALL
+    parser, document = _parsed(body, quickly=quickly, spare=keeps_parser)
     if not isinstance(document, simdjson.Object):
         kind = "an array" if isinstance(document, simdjson.Array) else describe(document)
         raise InvalidJSON.at("", "an object", kind)
@@ -89,21 +91,21 @@ def decode(body: Body, *, quickly: bool = False) -> Decoded:
         del fields  # before its arrays are made once more
         reader = _Reader(body, check_elements=True)
         fields = reader.object(document, "", 1)
-    if quickly and not _spare:
+    if keeps_parser and not _spare:
         del document  # while it is there, its parser parses nothing else
         _spare.append(parser)
     return Decoded(fields, frozenset(reader.untyped))
 
 
-def _parsed(body: Body, *, quickly: bool) -> tuple[Any, Any]:
-    """A parser and the document that it makes of a body. Errors: as of `decode`."""
+def _parsed(body: Body, *, quickly: bool, spare: bool) -> tuple[Any, Any]:
+    """A parser and the document that it makes of a body. spare: with the last one. Errors: as of `decode`."""
     text = body
     if long_numbers.may_have_many(body):
         if quickly:
             raise NotQuick
         text = long_numbers.shortened(body)
     try:
-        parser = _spare.pop() if quickly else simdjson.Parser()
+        parser = _spare.pop() if spare else simdjson.Parser()
     except IndexError:
         parser = simdjson.Parser()
     try:

@@ -55,37 +55,29 @@ Arguments = Mapping[str, Any]
 
 def attend(arguments: Arguments) -> AttentionResult:
     """The result of `service.attend`. Errors: InvalidRequest of every kind."""
-    spec, plan, sources, program = _ready(_decoded(_fields(arguments)))
+    return computed(_decoded(_fields(arguments)))
+
+
+def computed(decoded: Decoded) -> AttentionResult:
+    """The result of the fields of a request, by a plan that was kept, or a new one. Errors: as of attend."""
+    key = plan_key(decoded)
+    kept = None if key is None else _kept.get(key)
+    if kept is None:
+        spec, plan = make_spec_and_plan(decoded, allow_non_finite=True)
+        sources: dict[str, Any] = spec.sources
+        program = _program(spec, plan)
+        if key is not None:
+            size = sum(array.nbytes for array in arrays_of(plan))
+            keep(_kept, key, (spec.without_sources(), plan, program), size)
+    else:
+        light, plan, program = kept
+        sources = {name: decoded.fields[name] for name in SOURCES if name in decoded.fields}
+        spec = light._replace(**sources)
     try:
         found = program(sources, None)
     except Overflow as error:
         raise _explained(error, spec) from None
     return AttentionResult(found, spec, plan)
-
-
-def run_fields(fields: dict[str, Any]) -> Mapping[str, np.ndarray]:
-    """The results of the fields of a request that code made, by name. Errors: InvalidRequest of every kind."""
-    _, _, sources, program = _ready(Decoded(fields, frozenset()))
-    return program(sources, None).arrays
-
-
-def _ready(decoded: Decoded) -> tuple[AttentionSpec, Plan, Mapping[str, np.ndarray], Program]:
-    """A request with a plan that was kept, or a new one: its specification, its sources, and what computes them.
-
-    Errors: InvalidRequest of every kind.
-    """
-    key = plan_key(decoded)
-    kept = None if key is None else _kept.get(key)
-    if kept is None:
-        spec, plan = make_spec_and_plan(decoded, allow_non_finite=True)
-        program = _program(spec, plan)
-        if key is not None:
-            size = sum(array.nbytes for array in arrays_of(plan))
-            keep(_kept, key, (spec.without_sources(), plan, program), size)
-        return spec, plan, spec.sources, program
-    light, plan, program = kept
-    sources: dict[str, Any] = {name: decoded.fields[name] for name in SOURCES if name in decoded.fields}
-    return light._replace(**sources), plan, sources, program
 
 
 def _program(spec: AttentionSpec, plan: Plan) -> Program:

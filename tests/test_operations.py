@@ -1,4 +1,4 @@
-"""What docs/ promise of a request holds for every operation: attention, calls, comparisons, heatmaps take the same path."""
+"""What docs/ promise of a request holds for every operation: attention, calls, comparisons and heatmaps."""
 
 from __future__ import annotations
 

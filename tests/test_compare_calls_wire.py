@@ -20,7 +20,7 @@ from attention_service.comparison.calls.question import CallQuestion, make_call_
 from attention_service.comparison.operation import CompareCallOperation
 from attention_service.engines.table import decode
 from attention_service.errors import InvalidRequest
-from attention_service.schemas.compare import CompareCallRequest, CompareRequest
+from attention_service.schemas.compare import CompareCallRequest, CompareRequest, Judging
 from tests.conftest import serving_freed
 from tests.helpers.engine_calls import Draw
 from tests.helpers.engine_draws import DRAWS
@@ -201,7 +201,7 @@ def test_damaged_calls_are_judged_or_refused(name: str) -> None:
         try:
             call = decode(drawn.function, drawn.arguments, drawn.version)
             returned = {"output": output, "logsumexp": sums}
-            question = make_call_question(drawn.function, call, returned, time_limit=0)
+            question = make_call_question(drawn.function, call, returned, judging=Judging(time_limit=0))
             assert call_bytes(question, 1) > 0
             compare_call(question, BACKEND)
         except InvalidRequest:

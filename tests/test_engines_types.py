@@ -11,11 +11,10 @@ from attention_service import call
 from tests.test_engines_call import ONES, K, Q, V, fault
 
 
-@pytest.mark.parametrize("version", ["4", 4.0, [4], True])
+@pytest.mark.parametrize("version", ["4", 4.5, [3, 4], True, 5])
 def test_a_version_is_an_integer(version: Any) -> None:
     """Windows of a version that were read as those of another would give another answer."""
-    pointer, text = fault("flash_attn.flash_attn_func", version, q=Q, k=K, v=V, window_size=(1, -1))
-    assert (pointer, "2 or 3 or 4" in text) == ("/version", True)
+    assert fault("flash_attn.flash_attn_func", version, q=Q, k=K, v=V, window_size=(1, -1))[0] == "/version"
     call("flash_attn.flash_attn_func", version=np.int64(4), q=Q, k=K, v=V, window_size=(1, -1))  # type: ignore[arg-type]  # of NumPy
 
 
@@ -27,7 +26,7 @@ def test_a_version_is_an_integer(version: Any) -> None:
         ({"include": {"logsumexp": True}}, "/include"),
         ({"include": [["logsumexp"]]}, "/include/0"),
         ({"include": [np.array(["logsumexp", "output"])]}, "/include/0"),
-        ({"dtype": ["float32"]}, "/dtype"),
+        ({"dtype": 32}, "/dtype"),
         ({"dtype": np.array(["float32", "float16"])}, "/dtype"),
     ],
 )
@@ -36,7 +35,7 @@ def test_options_of_another_type_are_refused(wrong: dict[str, Any], pointer: str
 
 
 def test_a_name_of_another_type_is_refused() -> None:
-    wrong: list[Any] = [["flash_attn.flash_attn_func"], None, np.array(["a", "b"])]
+    wrong: list[Any] = [["flash_attn.flash_attn_func"] * 2, None, 3, np.array(["a", "b"])]
     for name in wrong:
         assert fault(name)[0] == "/call"
 

@@ -1,4 +1,4 @@
-"""What docs/ promise of a request holds for every operation: attention, comparisons and heatmaps take the same path."""
+"""What docs/ promise of a request holds for every operation: attention, calls, comparisons and heatmaps."""
 
 from __future__ import annotations
 
@@ -33,19 +33,34 @@ QUERY: Final = np.random.default_rng(0).normal(size=(5, 4))
 REQUEST: Final[dict[str, Any]] = {"query": QUERY, "key": QUERY, "value": QUERY, "is_causal": True}
 
 
+# The same as the call of a library.
+CALL: Final[dict[str, Any]] = {
+    "call": "flash_attn.flash_attn_func",
+    "arguments": dict.fromkeys("qkv", QUERY[None, :, None]) | {"causal": True},
+}
+
+
 class Kind(NamedTuple):
-    """An operation: its path, the fields beside those of attention, and the media types of its answers."""
+    """An operation: its path, the fields beside those of its request, the media types of its answers, and its request.
+
+    For a call that is the call itself, which has no stored layers.
+    """
 
     path: str
     fields: dict[str, Any]
     default: str
     media_types: tuple[str, ...]
+    request: dict[str, Any] = REQUEST
 
 
 KINDS: Final = {
     "attention": Kind("/attention", {}, JSON, MEDIA_TYPES),
     "compare": Kind("/attention/compare", {"actual": {"output": np.zeros((5, 4))}}, JSON, (JSON,)),
     "heatmap": Kind("/attention/heatmap", {"heatmap": {"theme": "light"}}, SVG, (SVG, PNG)),
+    "call": Kind("/attention/call", {}, JSON, MEDIA_TYPES, CALL),
+    "compare a call": Kind(
+        "/attention/call/compare", {"actual": {"output": np.zeros((1, 5, 1, 4))}}, JSON, (JSON,), CALL
+    ),
 }
 each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
@@ -69,7 +84,7 @@ def client() -> Iterator[httpx.Client]:
 
 def send(client: httpx.Client, kind: Kind, media_type: str = JSON, accept: str = "", **fields: Any) -> httpx.Response:
     headers = {"content-type": media_type, "x-request-id": "same"} | ({"accept": accept} if accept else {})
-    return client.post(kind.path, content=write(REQUEST | kind.fields | fields, media_type), headers=headers)
+    return client.post(kind.path, content=write(kind.request | kind.fields | fields, media_type), headers=headers)
 
 
 def problem(response: httpx.Response) -> tuple[int, str]:
@@ -141,6 +156,10 @@ def test_a_request_that_needs_too_much_memory_is_refused_by_its_estimate(
     rows = np.zeros((2000, 1))
     fields: dict[str, Any] = {"query": rows, "key": rows, "value": rows, "include": ["attention_weights"]}
     fields |= {"actual": {"output": rows}} if "actual" in kind.fields else {}
+    if kind.request is CALL:
+        rows = rows[None, :, None]
+        fields = {"arguments": dict.fromkeys("qkv", rows), "include": ["attention_weights"]}
+        fields |= {"actual": {"output": rows}} if kind.fields else {}
     fields |= {"heatmap": {"max_cells": 2000}} if "heatmap" in kind.fields else {}
     with service(memory_limit=LEAST_MEMORY) as (_, client):
         response = send(client, kind, SAFETENSORS, **fields)
@@ -225,7 +244,7 @@ def test_a_request_ends_at_its_deadline(kind: Kind, monkeypatch: pytest.MonkeyPa
 @each_kind
 def test_a_request_ends_when_its_client_disconnects(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     held = hold(monkeypatch)
-    content = write(REQUEST | kind.fields, JSON)
+    content = write(kind.request | kind.fields, JSON)
     head = f"POST {kind.path} HTTP/1.1\r\nHost: x\r\nContent-Type: {JSON}\r\nContent-Length: {len(content)}\r\n\r\n"
     with service() as (made, client):
         with connect(client) as connection:
@@ -235,7 +254,7 @@ def test_a_request_ends_when_its_client_disconnects(kind: Kind, monkeypatch: pyt
         until(lambda: made.state.metrics.in_flight == 0)
 
 
-@each_kind
+@pytest.mark.parametrize("kind", [kind for kind in KINDS.values() if kind.request is REQUEST])
 @pytest.mark.parametrize("large", [False, True])
 def test_a_stored_layer_means_the_same_as_its_fields(
     tmp_path: Path, kind: Kind, large: bool, monkeypatch: pytest.MonkeyPatch

@@ -66,8 +66,9 @@ def document(server: Live) -> Any:
     return schemathesis.openapi.from_url(f"http://127.0.0.1:{server.port}/openapi.json", config=config)
 
 
-# The options above that parts of any shape may have.
+# The options above that parts of any shape, and calls, may have.
 MERGED = {"dtype", "encoding"}
+CALLED = {"dtype", "encoding", "backend"}
 
 
 def attack(strategy: st.SearchStrategy[Any], cases: int) -> Counter[int]:
@@ -96,6 +97,7 @@ def from_examples(operation: Any) -> st.SearchStrategy[Any]:
     content = operation.definition.raw["requestBody"]["content"][JSON]
     examples = st.sampled_from([example["value"] for example in content["examples"].values()])
     known = MERGED if operation.path == "/attention/merge" else VARIATIONS.keys()
+    known = CALLED if operation.path.startswith("/attention/call") else known
     optional = {name: values for name, values in VARIATIONS.items() if name in known}
     bodies = st.builds(dict.__or__, examples, st.fixed_dictionaries({}, optional=optional))
     return bodies.flatmap(lambda body: operation.as_strategy(body=body, media_type=JSON))
@@ -110,6 +112,8 @@ def from_examples(operation: Any) -> st.SearchStrategy[Any]:
         ("/attention/compare", 0.25, SUCCESS_RATE / 2, 0.9),
         ("/attention/heatmap", 0.25, SUCCESS_RATE, 0.9),
         ("/attention/merge", 0.25, SUCCESS_RATE / 2, 0.6),  # has few examples
+        ("/attention/call", 0.25, SUCCESS_RATE / 2, 0.6),
+        ("/attention/call/compare", 0.25, SUCCESS_RATE / 2, 0.6),
     ],
 )
 def test_attention_responses_follow_the_api_document(
@@ -170,4 +174,6 @@ def test_inference_responses_follow_the_api_document(document: Any, path: str) -
 def test_every_operation_has_a_test(document: Any) -> None:
     """A new operation must be added to one of the lists above."""
     found = {result.ok().path for result in document.get_all_operations()}
-    assert found == {"/attention", "/attention/compare", "/attention/heatmap", "/attention/merge", *INFER, *OTHERS}
+    calls = {"/attention/call", "/attention/call/compare"}
+    others = {"/attention", "/attention/compare", "/attention/heatmap", "/attention/merge"}
+    assert found == {*calls, *others, *INFER, *OTHERS}

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "build" / "clients"
 
 from attention_client import Client
 from attention_client import models as m
-from attention_client.api.attention import compute_attention
+from attention_client.api.attention import compare_call, compute_attention, compute_call
 from attention_client.api.inference_protocol import infer
 from attention_client.api.operations import describe_problem
 
@@ -61,6 +61,23 @@ def test_base64_arrays_are_received_and_returned(generated: Client) -> None:
     assert isinstance(answer.output, m.EncodedTensor)
     assert (answer.output.dtype, answer.output.shape) == (m.ElementType.FLOAT32, [2, 2])
     assert np.frombuffer(base64.b64decode(answer.output.data), "<f4").tolist() == [0.5] * 4
+
+
+def test_a_call_is_computed_and_judged(generated: Client) -> None:
+    """Of two equal keys: the mean of their values."""
+    token = [[[[1.0]]]]
+    keys = {"k": [[[[0.0]], [[0.0]]]], "v": [[[[1.0]], [[3.0]]]]}
+    call: dict[str, Any] = {"call": "flash_attn.flash_attn_func"}
+    call["arguments"] = m.CallRequestArguments.from_dict({"q": token, **keys})
+    request = m.CallRequest(**call, include=[m.CallOutput.ATTENTION_WEIGHTS])
+    answer = compute_call.sync(client=generated, body=request)
+    assert isinstance(answer, m.CallResponse)
+    assert (answer.output, answer.attention_weights) == ([[[[2.0]]]], [[[[0.5, 0.5]]]])
+    call["arguments"] = m.CompareCallRequestArguments.from_dict({"q": token, **keys})
+    judged = m.CompareCallRequest(**call, actual=m.ActualOfCall(output=token))
+    report = compare_call.sync(client=generated, body=judged)
+    assert isinstance(report, m.CompareReport)
+    assert report.verdict.status == m.ComparisonStatus.WRONG
 
 
 def test_an_error_is_a_problem(generated: Client) -> None:

@@ -28,7 +28,6 @@ from attention_service.conformance.call_arguments import (
     like_given,
     listed,
     numbers_of,
-    plain,
     rank,
     with_keys,
 )
@@ -40,6 +39,7 @@ from attention_service.engines.table import FUNCTIONS, decode
 from attention_service.engines.tokens import Tokens
 from attention_service.errors import InvalidRequest
 from attention_service.library.engine_calls import named, returned, taken
+from attention_service.library.engines import converted
 
 # Arguments that ask a function for its logsumexp.
 ASKING: Final = ("return_lse", "return_softmax_lse", "return_attn_probs")
@@ -63,7 +63,7 @@ class Subject:
 
     def decoded(self, arguments: Arguments) -> Call:
         """The call. Errors: Unsupported for one that merges, InvalidRequest."""
-        found = decode(self.name, {name: plain(name, value) for name, value in arguments.items()}, self.version)
+        found = decode(self.name, {name: converted(name, value) for name, value in arguments.items()}, self.version)
         if not isinstance(found, Call):
             raise Unsupported(f"{self.name} merges parts")
         return found

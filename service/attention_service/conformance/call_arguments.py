@@ -9,9 +9,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from attention_service.codecs.array_objects import as_numpy
 from attention_service.engines.call import Call
 from attention_service.engines.tokens import Rows
+from attention_service.library.engines import converted
 
 Arguments = dict[str, Any]
 
@@ -124,7 +124,7 @@ def _by_rows(batch: Batch, given: Arguments, rows: Rows) -> Iterator[str]:
 
 def rank(given: Arguments, name: str) -> int:
     """The number of axes of an argument, 0 if it is not given."""
-    return np.ndim(plain(name, given.get(name, 0)))
+    return np.ndim(converted(name, given.get(name, 0)))
 
 
 def with_keys(batch: Batch, given: Arguments, call: Call, start: np.ndarray, stop: np.ndarray) -> Arguments:
@@ -203,13 +203,6 @@ def _part(start: int, stop: int, array: np.ndarray) -> np.ndarray:
     return array[start:stop]
 
 
-def plain(name: str, value: Any) -> Any:
-    """An argument with arrays of NumPy in the place of others."""
-    if isinstance(value, list | tuple) and value and all(hasattr(one, "shape") for one in value):
-        return [as_numpy(one, f"/{name}") for one in value]
-    return as_numpy(value, f"/{name}") if hasattr(value, "shape") else value
-
-
 def listed(value: Any) -> list[Any]:
     """The arrays of an argument: one, or those of a pair."""
     return list(value) if isinstance(value, list | tuple) else [value]
@@ -217,7 +210,7 @@ def listed(value: Any) -> list[Any]:
 
 def numbers_of(name: str, value: Any) -> np.ndarray:
     """An argument as an array of NumPy."""
-    return np.asarray(plain(name, value))
+    return np.asarray(converted(name, value))
 
 
 def changed(value: Any, change: Callable[[np.ndarray], np.ndarray]) -> Any:

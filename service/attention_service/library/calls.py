@@ -55,7 +55,11 @@ Arguments = Mapping[str, Any]
 
 def attend(arguments: Arguments) -> AttentionResult:
     """The result of `service.attend`. Errors: InvalidRequest of every kind."""
-    decoded = _decoded(_fields(arguments))
+    return computed(_decoded(_fields(arguments)))
+
+
+def computed(decoded: Decoded) -> AttentionResult:
+    """The result of the fields of a request, by a plan that was kept, or a new one. Errors: as of attend."""
     key = plan_key(decoded)
     kept = None if key is None else _kept.get(key)
     if kept is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,10 +16,8 @@ from attention_service.errors import InvalidRequest, InvalidValue, MissingField
 from attention_service.library import calls
 from attention_service.library.assertion import checked
 from attention_service.library.engines import CallResult, called
-from attention_service.pipeline.calls import decoded_call
-from attention_service.schemas.compare import CompareCallRequest, CompareReport
+from attention_service.schemas.compare import CompareReport
 from attention_service.schemas.names import near
-from attention_service.schemas.validate import validate
 
 if TYPE_CHECKING:
     from attention_service.comparison.calls.question import CallQuestion
@@ -128,11 +127,10 @@ def _question(
     rows: int | None = None,
 ) -> CallQuestion:
     """The question about a call. fields: others of its comparison. Errors: InvalidRequest of every kind."""
-    from attention_service.comparison.calls.request import question_of_call
+    from attention_service.comparison.calls.request import call_question
 
     decoded = called(function, arguments, actual=None if actual is None else returned(actual), **fields)
-    body = validate(CompareCallRequest, decoded.fields)
-    return replace(question_of_call(body, decoded_call(body, decoded), decoded), rows=rows)
+    return replace(call_question(decoded, nullcontext), rows=rows)
 
 
 def _compared(asked: CallQuestion) -> CompareReport:

@@ -16,7 +16,6 @@ from attention_service.errors import InvalidRequest
 from attention_service.library import calls
 from attention_service.library.result import AttentionResult
 from attention_service.library.types import Array
-from attention_service.pipeline.calls import decoded_call, exact_answer
 from attention_service.pipeline.parts import make_parts
 from attention_service.schemas.call import CallRequest
 from attention_service.schemas.validate import validate
@@ -66,12 +65,15 @@ def call(
     Errors: attention_service.errors.InvalidRequest, with a pointer to each argument at fault.
     """
     __tracebackhide__ = True
+    from attention_service.pipeline.calls import decoded_call
+
     try:
-        decoded = called(function, arguments, version=version, include=as_numpy(include, "/include"), dtype=dtype)
+        decoded = called(function, arguments, version=version, include=include, dtype=dtype)
         body = validate(CallRequest, decoded.fields)
-        given = decoded_call(body, decoded)
-        with calls.all_processors() as backend:
-            answer = exact_answer(given, backend, weights="attention_weights" in (body.include or ()))
+        weights = "attention_weights" in (body.include or ())
+        answer = decoded_call(body, decoded).answer(
+            lambda fields: calls.computed(Decoded(fields, frozenset())), weights=weights
+        )
         return CallResult(*answer.rounded(FLOATS[body.dtype or "float64"]))
     except InvalidRequest as error:  # a mistake of the caller, who has no use for the lines that found it
         raise error.with_traceback(None) from None
@@ -128,12 +130,12 @@ def _part(part: Any, n: int, layout: str | None) -> dict[str, Any]:
 
 def called(function: Any, arguments: Mapping[str, Any], **fields: Any) -> Decoded:
     """The fields of the request of a call that are not None. Errors: InvalidArray for an argument."""
-    given = {name: _converted(name, value) for name, value in arguments.items()}
-    present = {name: value for name, value in fields.items() if value is not None}
+    given = {name: converted(name, value) for name, value in arguments.items()}
+    present = {name: as_numpy(value, f"/{name}") for name, value in fields.items() if value is not None}
     return Decoded({"call": function, "arguments": given, **present}, frozenset())
 
 
-def _converted(name: str, value: Any) -> Any:
+def converted(name: str, value: Any) -> Any:
     """An argument with ndarrays in the place of arrays of other libraries; a pair of arrays stays a pair."""
     if (
         isinstance(value, list | tuple)

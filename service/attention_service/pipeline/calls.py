@@ -177,9 +177,9 @@ def untyped_arguments(decoded: Decoded) -> set[str]:
     return {name for name in decoded.fields["arguments"] if child("/arguments", name) in decoded.untyped}
 
 
-def exact_answer(call: Call | Merge, backend: Backend, check: Check = no_check, *, weights: bool = False) -> Answer:
+def exact_answer(call: Call, backend: Backend, check: Check) -> Answer:
     """The answer of a call, in float64, in the axes and the base of its function. Errors: as of Call.answer."""
-    return call.answer(lambda fields: run_fields(fields, backend, check).arrays, weights=weights, check=check)
+    return call.answer(lambda fields: run_fields(fields, backend, check).arrays, check=check)
 
 
 def call_prepare_cost(decoded: Decoded, *, parts: bool = False) -> PrepareCost:

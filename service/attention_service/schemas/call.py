@@ -12,16 +12,15 @@ from attention_service.schemas.closed import Closed
 from attention_service.schemas.request import AttentionRequest, Device, Encoding, check_length
 from attention_service.schemas.response import Answer, Metadata
 
+# The hint for fields of another request among those of a call.
+OF_NO_CALL = "what the function takes stands in arguments; a request without a call is for POST /attention"
 CallOutput = Literal["logsumexp", "attention_weights"]
 
 
 class CallRequest(Closed):
     """A call of a function of FlashAttention, FlashInfer, torch or vLLM. docs/coming-from.md lists the functions."""
 
-    elsewhere = dict.fromkeys(
-        AttentionRequest.model_fields,
-        "what the function takes stands in arguments; a request without a call is for POST /attention",
-    )
+    elsewhere = dict.fromkeys(AttentionRequest.model_fields, OF_NO_CALL)
 
     call: Annotated[str, Field(max_length=100)]
     """Name of the function, `flash_attn.flash_attn_func` for example."""

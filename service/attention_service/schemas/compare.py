@@ -12,9 +12,9 @@ from attention_service.attention import spec
 from attention_service.attention.outputs import OUTPUT, OUTPUTS
 from attention_service.attention.spec import Included
 from attention_service.schemas.arrays import NumbersOrNull, Tensor
-from attention_service.schemas.call import CallRequest
+from attention_service.schemas.call import OF_NO_CALL, CallRequest
 from attention_service.schemas.closed import Closed, unwrapped
-from attention_service.schemas.request import AttentionRequest, check_length
+from attention_service.schemas.request import OF_CALLS, AttentionRequest, check_length
 from attention_service.schemas.response import AttentionResponse
 
 LogsumexpBase = Literal["e", "2"]
@@ -104,9 +104,7 @@ class Judging(Closed):
 class CompareRequest(Judging, AttentionRequest):
     """A request of `/attention`, and what a kernel returned for it. `include` and `encoding` have no effect."""
 
-    elsewhere = dict.fromkeys(
-        AttentionRequest.elsewhere, "calls of other libraries are for POST /attention/call/compare"
-    )
+    elsewhere = dict.fromkeys(AttentionRequest.elsewhere, f"{OF_CALLS}/compare")
 
     actual: ActualArrays | None = None
     """What the kernel returned. Default: nothing; the report then says what the request could show."""
@@ -131,10 +129,7 @@ class CompareCallRequest(Judging, CallRequest):
     """A call of `/attention/call`, and what the function returned for it. `include`, `backend`, `device` and `encoding`
     have no effect."""
 
-    elsewhere = dict.fromkeys(
-        CompareRequest.model_fields,
-        "what the function takes stands in arguments; a request without a call is for POST /attention/compare",
-    )
+    elsewhere = dict.fromkeys(CompareRequest.model_fields, f"{OF_NO_CALL}/compare")
 
     dtype: spec.DType | None = None
     """Type whose rounding is legal. Default: that of the output, else of the queries."""

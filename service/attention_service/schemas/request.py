@@ -30,6 +30,8 @@ from attention_service.schemas.closed import Closed, Part, too_long
 Encoding = Literal["list", "base64"]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$")]
 
+# The hint for fields of a call among those of another request.
+OF_CALLS = "calls of other libraries are for POST /attention/call"
 # Names in a list: longer lists take long to validate.
 MAX_NAMES = 64
 
@@ -151,7 +153,7 @@ class SegmentIds(Part):
 class AttentionRequest(Closed):
     """A request. The source is exactly one of: query, key and value; input alone; input and context."""
 
-    elsewhere = dict.fromkeys(("call", "version", "arguments"), "calls of other libraries are for POST /attention/call")
+    elsewhere = dict.fromkeys(("call", "version", "arguments"), OF_CALLS)
 
     query: Matrix | None = None
     """Queries, with the axes of `layout`. A vector (rank 1) is one token, in layouts ld and dl; output and score

@@ -12,10 +12,11 @@ import numpy as np
 from attention_service.attention.arrays import FLOATS, is_float
 from attention_service.comparison.actual import check_array
 from attention_service.comparison.calls.merging import as_call
-from attention_service.comparison.legal import CODED_WEIGHTS, LIBERTIES
+from attention_service.comparison.legal import CODED_WEIGHTS, LIBERTIES, chosen
 from attention_service.comparison.tolerances import Tolerance
 from attention_service.engines.call import Call, Merge
 from attention_service.errors import MissingField
+from attention_service.schemas.compare import Judging
 
 # Libraries whose kernels return plus infinity as the logsumexp of rows that see no key.
 PLUS_INFINITY: Final = ("flash_attn.", "torch.", "vllm.")
@@ -64,18 +65,17 @@ def make_call_question(
     *,
     untyped: Collection[str] = (),
     dtype: str | None = None,
-    tolerance: Tolerance | None = None,
-    liberties: frozenset[str] = LIBERTIES,
-    time_limit: float | None = None,
-    reference: bool = False,
+    judging: Judging | None = None,
 ) -> CallQuestion:
     """The question about what a function returned, in its own axes.
 
     returned: output and logsumexp, or one of them; None for nothing; untyped: those of them that came as lists
-    dtype: whose rounding is legal. Default: that of the output, else of the queries; others: as of CallQuestion
+    dtype: whose rounding is legal. Default: that of the output, else of the queries; judging: how to judge it
 
     Errors: InvalidRequest of every kind, with pointers into /actual.
     """
+    judging = judging or Judging()
+    own, liberties = judging.tolerance, chosen(judging.legal)
     addressed = as_call(call) if isinstance(call, Merge) else call
     actual = None if returned is None else _read(function, addressed, returned, untyped)
     typed = {name: array for name, array in (returned or {}).items() if name not in untyped}
@@ -83,7 +83,9 @@ def make_call_question(
     tokens = (addressed.query, addressed.value)
     if "rounded_weights" in liberties and all(one.dtype.itemsize == 1 and one.dtype.kind != "i" for one in tokens):
         liberties |= {CODED_WEIGHTS}
-    return CallQuestion(function, call, kind, actual, tolerance, liberties, time_limit, reference=reference)
+    tolerance = None if own is None else Tolerance("yours", own.rtol, own.atol, own.mismatches)
+    limit, reference = judging.time_limit, bool(judging.reference)
+    return CallQuestion(function, call, kind, actual, tolerance, liberties, limit, reference=reference)
 
 
 def _read(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -9,9 +11,6 @@ import numpy as np
 from attention_service.attention.arrays import FLOATS
 from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.calls.question import CallQuestion, make_call_question
-from attention_service.comparison.legal import chosen
-from attention_service.comparison.tolerances import Tolerance
-from attention_service.engines.call import Call, Merge
 from attention_service.engines.table import decode
 from attention_service.errors import InvalidRequest
 from attention_service.pipeline.calls import arguments_of, decoded_call, in_arguments, untyped_arguments
@@ -19,30 +18,20 @@ from attention_service.schemas.compare import CompareCallRequest
 from attention_service.schemas.validate import validate
 
 
-def call_question(decoded: Decoded) -> CallQuestion:
-    """The question of a request that compares a call. Errors: InvalidRequest, with pointers into /arguments."""
+def call_question(decoded: Decoded, within: Callable[[], AbstractContextManager[None]] = in_arguments) -> CallQuestion:
+    """The question of a request that compares a call.
+
+    within: the context that arguments are read in, which points their faults into /arguments
+
+    Errors: InvalidRequest of every kind.
+    """
     body = validate(CompareCallRequest, decoded.fields, decoded.unread)
-    with in_arguments():
+    with within():
         call = decoded_call(body, decoded)
-    return question_of_call(body, call, decoded)
-
-
-def question_of_call(body: CompareCallRequest, call: Call | Merge, decoded: Decoded) -> CallQuestion:
-    """The question of a validated request about its call. Errors: InvalidRequest, with pointers into /actual."""
     returned = None if body.actual is None else body.actual.arrays()
     given = decoded.fields.get("actual") or {}
-    own = body.tolerance
-    return make_call_question(
-        body.call,
-        call,
-        returned,
-        untyped=[one for one in returned or () if not isinstance(given.get(one), np.ndarray)],
-        dtype=body.dtype,
-        tolerance=None if own is None else Tolerance("yours", own.rtol, own.atol, own.mismatches),
-        liberties=chosen(body.legal),
-        time_limit=body.time_limit,
-        reference=bool(body.reference),
-    )
+    untyped = [name for name in returned or () if not isinstance(given.get(name), np.ndarray)]
+    return make_call_question(body.call, call, returned, untyped=untyped, dtype=body.dtype, judging=body)
 
 
 def typed_arguments(decoded: Decoded) -> dict[str, Any]:

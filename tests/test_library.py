@@ -214,6 +214,7 @@ def test_the_traceback_of_a_defect_is_whole(monkeypatch: pytest.MonkeyPatch) -> 
     assert [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)][1:] == [
         "attend",
         "attend",
+        "computed",
         "<lambda>",
     ]
 

@@ -34,8 +34,7 @@ def add_commands(add: Callable[..., Any]) -> None:
     compare.usage_status = FAILED
     kinds = ".json .npz .safetensors .pt, or - for standard input"
     request = (
-        f"file with the fields of POST /attention, or of /attention/call: {kinds}; or the folder of a recording, or of "
-        "one of its calls"
+        f"file with the fields of POST /attention or /attention/call: {kinds}; or the folder of a recording or call"
     )
     compare.add_argument("request", metavar="REQUEST", help=request)
     text = (

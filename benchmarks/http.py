@@ -19,7 +19,7 @@ from benchmarks import nginx
 from benchmarks.bare import Bare
 from benchmarks.client import Connection, latencies, latency, throughput
 from benchmarks.forms import Form, Request, fetch
-from benchmarks.ratios import BARE, Results, rows, to_by_hand, to_peers
+from benchmarks.ratios import BARE, Results, of_base64, rows, to_by_hand, to_peers
 from benchmarks.serving import NotStarted, Others, Running, blas_variables
 from benchmarks.table import (
     CORE,
@@ -28,6 +28,7 @@ from benchmarks.table import (
     ONE_THREAD,
     ONE_WORKER,
     OURS,
+    OURS_BASE64,
     OURS_OIP,
     PEERS,
     SERVERS,
@@ -236,7 +237,7 @@ def chosen(names: Sequence[str] | None, quick: bool) -> list[Server]:
     """Return the servers to run: the core always, all others by default or by name."""
     if quick:
         return list(CORE)
-    always = (*FLOORS.values(), *CORE, OURS_OIP)
+    always = (*FLOORS.values(), *CORE, OURS_OIP, *OURS_BASE64)
     return [server for server in SERVERS if not names or server in always or server.name in names]
 
 
@@ -270,6 +271,7 @@ def main() -> None:
     print(f"\n{notes(results)}\n{load}\n")
     print(rows(to_by_hand(results, own_threads=options.own_threads), "beside FastAPI by hand"))
     if not options.quick:
+        print(f"\n{rows(of_base64(results), 'JSON with arrays in base64, beside FastAPI by hand with lists')}")
         print(f"\n{rows(to_peers(results))}")
 
 

@@ -7,7 +7,7 @@ import statistics
 from dataclasses import dataclass, field
 
 from benchmarks.bare import PARTS
-from benchmarks.table import MLSERVER, OURS_BY_PARSER, PAIRS, PARSERS, PEERS, TRITON, Server
+from benchmarks.table import MLSERVER, OURS_BASE64, OURS_BY_PARSER, PAIRS, PARSERS, PEERS, TRITON, Server
 from benchmarks.workloads import BEHIND_NGINX
 from benchmarks.wrk import MISSING, WRK
 
@@ -110,6 +110,16 @@ def to_by_hand(results: Results, *, own_threads: bool) -> list[Ratio]:
                 value = results.paired(f"{column} ms", ours, by_hand)
                 found.append(Ratio(f"{prefix}: {column}", value, bounds[own_threads]))
     return found
+
+
+def of_base64(results: Results) -> list[Ratio]:
+    """Return the ratios of the service with arrays in base64, and with lists, to FastAPI by hand with lists."""
+    by_hand, ours = PAIRS["httptools", 1]
+    return [
+        Ratio(f"{server.name}: {column}", results.paired(f"{column} ms", server, by_hand))
+        for column in ("W2 p50", "W2 CPU", "W3 p50", "W3 CPU")
+        for server in (ours, *OURS_BASE64)
+    ]
 
 
 def to_peers(results: Results) -> list[Ratio]:

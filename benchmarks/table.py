@@ -8,7 +8,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.forms import KEY_HASH, Form, fetch, lists, our_tensors, tensors, v2_base64, v2_binary, v2_json
+import numpy as np
+
+from benchmarks.forms import (
+    KEY_HASH,
+    Form,
+    fetch,
+    float32_digits,
+    lists,
+    our_tensors,
+    tensors,
+    typed_array,
+    v2_base64,
+    v2_binary,
+    v2_json,
+)
 from benchmarks.serving import Running, serving
 from benchmarks.workloads import BEHIND_NGINX, HOST, workloads
 
@@ -111,6 +125,20 @@ OURS_BY_PARSER = {
 }
 OURS = OURS_BY_PARSER["h11"]
 OURS_OIP = _ours("this service, h11, OIP", "h11", v2_json(), v2_binary())
+# JSON with arrays in base64: in the answers, beside shorter numbers in the requests, and in both.
+OURS_BASE64 = tuple(
+    replace(
+        OURS_BY_PARSER["httptools"],
+        name=f"this service, httptools, {name}",
+        json=lists("/attention", write, dtype="float32", encoding="base64"),
+        loads=("W2", "W3"),
+    )
+    for name, write in {
+        "base64 answers": np.ndarray.tolist,
+        "base64 answers, float32 digits": float32_digits,
+        "base64": typed_array,
+    }.items()
+)
 MLSERVER = _peer("MLServer", "mlserver", "mlserver", v2_json(), v2_base64())
 BENTOML = _peer("BentoML", "bentoml", "bentoml", lists("/attention"), tensors("/tensors"))
 KSERVE = _peer("KServe", "kserve", "kserve", v2_json(), v2_binary())
@@ -125,4 +153,4 @@ PAIRS |= {(parser, 2): (_two_workers(BY_HAND[parser]), _two_workers(OURS_BY_PARS
 # Compared with each other in every run, --quick included.
 ONE_WORKER = (*BY_HAND.values(), *OURS_BY_PARSER.values())
 CORE = (*ONE_WORKER, *(server for (_, workers), pair in PAIRS.items() if workers == 2 for server in pair))
-SERVERS = (*FLOORS.values(), NAIVE, *CORE, OURS_OIP, *PEERS)
+SERVERS = (*FLOORS.values(), NAIVE, *CORE, OURS_OIP, *OURS_BASE64, *PEERS)

@@ -74,15 +74,20 @@ class Ratio:
     at_least: bool = False
     missing: str = "absent"
 
+    @property
+    def met(self) -> bool:
+        """True if the value is within the bound, or there is none."""
+        if self.bound is None:
+            return True
+        return self.value >= self.bound if self.at_least else self.value <= self.bound
+
     def row(self) -> str:
         """Return the row of a Markdown table."""
         target = "" if self.bound is None else f"{'≥' if self.at_least else '≤'} {self.bound:g}"
         if math.isnan(self.value):
             return f"| {self.name} | {self.missing} | {target} | |"
-        if self.bound is None:
-            return f"| {self.name} | {self.value:.2f} | | |"
-        met = self.value >= self.bound if self.at_least else self.value <= self.bound
-        return f"| {self.name} | {self.value:.2f} | {target} | {'met' if met else 'missed'} |"
+        verdict = "" if self.bound is None else "met" if self.met else "missed"
+        return f"| {self.name} | {self.value:.2f} | {target} | {verdict} |"
 
 
 def rows(ratios: list[Ratio], title: str = "ratio") -> str:

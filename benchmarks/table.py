@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -126,6 +126,11 @@ OURS_BY_PARSER = {
 OURS = OURS_BY_PARSER["h11"]
 OURS_OIP = _ours("this service, h11, OIP", "h11", v2_json(), v2_binary())
 # JSON with arrays in base64: in the answers, beside shorter numbers in the requests, and in both.
+BASE64: dict[str, Callable[[np.ndarray], object]] = {
+    "base64 answers": lambda array: array.tolist(),
+    "base64 answers, float32 digits": float32_digits,
+    "base64": typed_array,
+}
 OURS_BASE64 = tuple(
     replace(
         OURS_BY_PARSER["httptools"],
@@ -133,11 +138,7 @@ OURS_BASE64 = tuple(
         json=lists("/attention", write, dtype="float32", encoding="base64"),
         loads=("W2", "W3"),
     )
-    for name, write in {
-        "base64 answers": np.ndarray.tolist,
-        "base64 answers, float32 digits": float32_digits,
-        "base64": typed_array,
-    }.items()
+    for name, write in BASE64.items()
 )
 MLSERVER = _peer("MLServer", "mlserver", "mlserver", v2_json(), v2_base64())
 BENTOML = _peer("BentoML", "bentoml", "bentoml", lists("/attention"), tensors("/tensors"))

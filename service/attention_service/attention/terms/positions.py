@@ -54,7 +54,7 @@ class Band(ScoreTerm):
             seen &= distances <= self.high[0]
         count = rows.stop - rows.start
         moved = np.ndarray((1, 1, count, keys.stop - keys.start), bool, seen, count - 1, (0, 0, -1, 1))
-        return np.ascontiguousarray(moved)
+        return moved.copy()  # also of one row, as torch takes no negative strides
 
     @property
     def differs(self) -> bool:

@@ -16,7 +16,7 @@ from typing import Final
 from benchmarks.serving import NotStarted, Running, free_port
 from benchmarks.table import Server
 
-NGINX: Final = shutil.which("nginx")
+NGINX: Final = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 MISSING: Final = "nginx is not installed (Debian package nginx)"
 START_SECONDS: Final = 10.0
 CONFIGURATION: Final = """\

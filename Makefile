@@ -273,7 +273,7 @@ test-page: install-torch tests/page/node_modules/.installed ## the page at / in 
 	$(TORCH_BIN)/python -m pytest $(PARALLEL_SERVERS) tests/page
 
 .PHONY: bench
-bench: $(VENV)/.test ## compare the service with other servers over HTTP: those of bench-peers that are installed
+bench: $(VENV)/.test ## compare the service with other servers over HTTP, each with one BLAS thread: those of bench-peers that are installed
 	$(BIN)/python -m benchmarks.http
 
 .PHONY: profile

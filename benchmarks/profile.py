@@ -16,7 +16,7 @@ import re
 import signal
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -24,7 +24,7 @@ from benchmarks.client import Connection
 from benchmarks.forms import Request
 from benchmarks.http import checked_request
 from benchmarks.serving import Others, Running, blas_variables
-from benchmarks.table import BY_HAND, FLOORS, OURS_BY_PARSER, PARSERS, Server
+from benchmarks.table import BY_HAND, FLOORS, ONE_THREAD, OURS_BY_PARSER, PARSERS, Server
 from benchmarks.workloads import Workload, workloads
 
 ROUNDS = 5
@@ -82,20 +82,20 @@ def server_timing(head: bytes) -> dict[str, float]:
     return {name: float(value) for name, value in STEP.findall(line.decode()) if name in STEPS}
 
 
-def start(load: Workload, stack: ExitStack) -> list[Profile]:
-    """Start bare uvicorn, FastAPI by hand and the service, each on each parser."""
+def start(load: Workload, stack: ExitStack, variables: Mapping[str, str]) -> list[Profile]:
+    """Start bare uvicorn, FastAPI by hand and the service, each on each parser. variables: of their processes"""
     found = []
     for parser in PARSERS:
         ours, by_hand = OURS_BY_PARSER[parser], BY_HAND[parser]
-        running = stack.enter_context(ours.started())
+        running = stack.enter_context(ours.started(**variables))
         form = ours.form(load.binary)
         assert form is not None
         request, size = checked_request(ours, form, running, load)
-        floor = stack.enter_context(FLOORS[parser].started())
+        floor = stack.enter_context(FLOORS[parser].started(**variables))
         # As many bytes in both directions.
         found.append(Profile(FLOORS[parser], floor, Request(f"/{size}", request.headers, request.body).message()))
         if (hand_form := by_hand.form(load.binary)) is not None:
-            hand = stack.enter_context(by_hand.started())
+            hand = stack.enter_context(by_hand.started(**variables))
             found.append(Profile(by_hand, hand, checked_request(by_hand, hand_form, hand, load)[0].message()))
         found.append(Profile(ours, running, request.message()))
     return found
@@ -113,13 +113,16 @@ def main() -> None:
     names = list(workloads())
     parser.add_argument("--workloads", nargs="+", metavar="NAME", choices=names, default=names, help=", ".join(names))
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--own-threads", action="store_true", help="each server with its own BLAS threads, not one")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # so that the servers are stopped
     others = Others()
-    print(f"{platform.machine()}, {os.cpu_count()} processors, Python {platform.python_version()}, {blas_variables()}")
+    variables = {} if options.own_threads else ONE_THREAD
+    print(f"{platform.machine()}, {os.cpu_count()} processors, Python {platform.python_version()}")
+    print(f"{'BLAS with its own threads' if options.own_threads else 'one BLAS thread each'}, {blas_variables()}")
     for name in options.workloads:
         with ExitStack() as stack:
-            profiles = start(workloads()[name], stack)
+            profiles = start(workloads()[name], stack, variables)
             for turn in range(options.rounds):
                 for profile in profiles if turn % 2 else profiles[::-1]:
                     profile.measure()

@@ -7,11 +7,24 @@ import statistics
 from dataclasses import dataclass, field
 
 from benchmarks.bare import PARTS
-from benchmarks.table import BY_HAND, MLSERVER, OURS_BY_PARSER, PARSERS, PEERS, TRITON, Server
+from benchmarks.table import MLSERVER, OURS_BASE64, OURS_BY_PARSER, PAIRS, PARSERS, PEERS, TRITON, Server
+from benchmarks.workloads import BEHIND_NGINX
+from benchmarks.wrk import MISSING, WRK
 
 BARE = "bare calls"
-# The most that a request takes, as a multiple of FastAPI by hand on the same HTTP parser.
-BY_HAND_BOUNDS = {"W1": 1.2, "W2": 0.74, "W3": 0.78, "W4": 0.6}
+# The most that a small request takes, as a multiple of FastAPI by hand on the same HTTP parser with as many workers,
+# and the least throughput.
+SMALL = {"httptools": 1.05, "h11": 1.15}
+LEAST_RATE = 0.85
+# The same of others: with one BLAS thread for each server, and where each has its own threads.
+LARGE = {
+    "W2 p50": (0.75, 0.8),
+    "W2 CPU": (1.0, 0.5),
+    "W3 p50": (0.75, 0.8),
+    "W3 CPU": (1.0, 0.5),
+    "W3 binary p50": (1.2, 1.2),
+    "W4 p50": (0.6, 0.6),
+}
 
 
 @dataclass
@@ -28,6 +41,11 @@ class Results:
     def median(self, server: str, column: str) -> float:
         """Return the median of the values, NaN if there are none."""
         return statistics.median(self.values.get((server, column), [math.nan]))
+
+    def paired(self, column: str, server: Server, other: Server) -> float:
+        """Return the median of the ratios of two servers, each of two measurements that followed each other."""
+        values, beside = (self.values.get((one.name, column), [math.nan]) for one in (server, other))
+        return statistics.median(value / other_value for value, other_value in zip(values, beside, strict=False))
 
     def columns(self) -> list[str]:
         """Return the columns that any server has a value in."""
@@ -47,73 +65,77 @@ class Results:
 class Ratio:
     """A ratio and its bound: an upper bound, unless at_least.
 
-    missing: why there is no value, when it is NaN
+    bound: None if there is none; missing: why there is no value, when it is NaN
     """
 
     name: str
     value: float
-    bound: float
+    bound: float | None = None
     at_least: bool = False
     missing: str = "absent"
 
     @property
     def met(self) -> bool:
-        """True if the value is within the bound."""
+        """True if the value is within the bound, or there is none."""
+        if self.bound is None:
+            return True
         return self.value >= self.bound if self.at_least else self.value <= self.bound
 
     def row(self) -> str:
         """Return the row of a Markdown table."""
-        target = f"{'≥' if self.at_least else '≤'} {self.bound:g}"
+        target = "" if self.bound is None else f"{'≥' if self.at_least else '≤'} {self.bound:g}"
         if math.isnan(self.value):
             return f"| {self.name} | {self.missing} | {target} | |"
-        return f"| {self.name} | {self.value:.2f} | {target} | {'met' if self.met else 'missed'} |"
+        verdict = "" if self.bound is None else "met" if self.met else "missed"
+        return f"| {self.name} | {self.value:.2f} | {target} | {verdict} |"
 
 
-def rows(ratios: list[Ratio]) -> str:
+def rows(ratios: list[Ratio], title: str = "ratio") -> str:
     """Return a Markdown table of ratios."""
-    return "\n".join(["| ratio | value | target | |", "|---|---|---|---|", *(ratio.row() for ratio in ratios)])
+    return "\n".join([f"| {title} | value | target | |", "|---|---|---|---|", *(ratio.row() for ratio in ratios)])
 
 
-def _over(results: Results, column: str, parser: str, other: Server) -> float:
-    """Return the median of the service on a parser, divided by that of another server."""
-    return results.median(OURS_BY_PARSER[parser].name, column) / results.median(other.name, column)
+def to_by_hand(results: Results, *, own_threads: bool) -> list[Ratio]:
+    """Return the ratios of the service to FastAPI by hand, on the same HTTP parser with as many workers.
 
-
-def _over_best(results: Results, column: str, parser: str, bound: float) -> Ratio:
-    """Return the ratio of the service on a parser to the fastest peer."""
-    best, name = results.best_peer(column)
-    value = results.median(OURS_BY_PARSER[parser].name, column) / best
-    return Ratio(f"{parser}: {column.removesuffix(' ms')} / best peer ({name})", value, bound)
-
-
-def to_by_hand(results: Results, missing: str) -> list[Ratio]:
-    """Return the ratios of the service to FastAPI by hand, each on the same HTTP parser.
-
-    missing: why there are no measurements by wrk, if there are none
+    own_threads: True if BLAS had its own threads, False for one
     """
     found = []
-    for parser, other in BY_HAND.items():
-        for column, bound in BY_HAND_BOUNDS.items():
-            value = _over(results, f"{column} p50 ms", parser, other)
-            found.append(Ratio(f"{parser}: {column} p50 / FastAPI by hand", value, bound))
-        binary = results.median(OURS_BY_PARSER[parser].name, "W3 binary p50 ms")
-        lists = results.median(other.name, "W3 p50 ms")
-        found.append(Ratio(f"{parser}: W3 binary p50 / W3 p50 of FastAPI by hand", binary / lists, 0.21))
-        rps = _over(results, "W1 wrk rps", parser, other)
-        found.append(Ratio(f"{parser}: W1 wrk rps / FastAPI by hand", rps, 0.8, at_least=True, missing=missing))
+    for (parser, workers), (by_hand, ours) in PAIRS.items():
+        prefix = f"{parser}, {workers} workers" if workers > 1 else parser
+        for load in ("W1 httpx", BEHIND_NGINX):
+            value = results.paired(f"{load} p50 ms", ours, by_hand)
+            found.append(Ratio(f"{prefix}: {load} p50", value, SMALL[parser]))
+            found.append(Ratio(f"{prefix}: {load} CPU", results.paired(f"{load} CPU ms", ours, by_hand)))
+            rate = results.paired(f"{load} wrk rps", ours, by_hand)
+            if not math.isnan(rate) or WRK is None:
+                found.append(Ratio(f"{prefix}: {load} wrk rps", rate, LEAST_RATE, at_least=True, missing=MISSING))
+        if workers == 1:
+            for column, bounds in LARGE.items():
+                value = results.paired(f"{column} ms", ours, by_hand)
+                found.append(Ratio(f"{prefix}: {column}", value, bounds[own_threads]))
     return found
+
+
+def of_base64(results: Results) -> list[Ratio]:
+    """Return the ratios of the service with arrays in base64, and with lists, to FastAPI by hand with lists."""
+    by_hand, ours = PAIRS["httptools", 1]
+    return [
+        Ratio(f"{server.name}: {column}", results.paired(f"{column} ms", server, by_hand))
+        for column in ("W2 p50", "W2 CPU", "W3 p50", "W3 CPU")
+        for server in (ours, *OURS_BASE64)
+    ]
 
 
 def to_peers(results: Results) -> list[Ratio]:
     """Return the ratios of the service on each HTTP parser to the peers."""
     found = []
     for parser in PARSERS:
-        rps = _over(results, "W1 rps", parser, MLSERVER)
-        found += [
-            Ratio(f"{parser}: W1 rps / MLServer", rps, 3, at_least=True),
-            Ratio(f"{parser}: W2 p50 / MLServer", _over(results, "W2 p50 ms", parser, MLSERVER), 0.45),
-            _over_best(results, "W3 p50 ms", parser, 0.4),
-            _over_best(results, "W4 p50 ms", parser, 0.5),
-            Ratio(f"{parser}: W3 binary p50 / Triton", _over(results, "W3 binary p50 ms", parser, TRITON), 0.6),
-        ]
+        ours = OURS_BY_PARSER[parser]
+        for column, peer in {"W1 rps": MLSERVER, "W2 p50 ms": MLSERVER, "W3 binary p50 ms": TRITON}.items():
+            found.append(Ratio(f"{parser}: {column} / {peer.name}", results.paired(column, ours, peer)))
+        for column in ("W3 p50 ms", "W4 p50 ms"):
+            best, name = results.best_peer(column)
+            value = results.median(ours.name, column) / best
+            found.append(Ratio(f"{parser}: {column} / best peer ({name})", value))
     return found

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
+
+# A name that the service is asked by, and what httpx sends beside the length and type of the body.
+HOST = "attention.example"
+HTTPX = {
+    "Host": HOST,
+    "Accept": "*/*",
+    "Accept-Encoding": "gzip, deflate",
+    "Connection": "keep-alive",
+    "User-Agent": "python-httpx/0.28.1",
+}
+# The name of the same requests through nginx.
+BEHIND_NGINX = "W1 nginx"
 
 
 @dataclass(frozen=True)
@@ -13,7 +26,8 @@ class Workload:
 
     weights: True if the request asks for the attention weights; binary: True for the server's best binary format,
     False for JSON; times: requests per measurement of latency; bursts: measurements of latency per round (short
-    requests need several, as their latency depends on which processors the scheduler gives to server and client)
+    requests need several, as their latency depends on which processors the scheduler gives to server and client);
+    headers: of the request, beside those of its format
     """
 
     name: str
@@ -24,6 +38,7 @@ class Workload:
     binary: bool
     times: int
     bursts: int = 1
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
@@ -52,16 +67,17 @@ class Workload:
 
 
 def workloads() -> dict[str, Workload]:
-    """Return W1 to W4 by name."""
+    """Return W1 to W4 by name; W1 also with the headers of a usual client."""
     random = np.random.default_rng(0)
 
     def arrays(*shape: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         query, key, value = (random.normal(size=shape).astype(np.float32) for _ in range(3))
         return query, key, value
 
-    third = arrays(512, 64)
+    first, third = arrays(6, 4), arrays(512, 64)
     loads = [
-        Workload("W1", *arrays(6, 4), weights=True, binary=False, times=200, bursts=4),
+        Workload("W1", *first, weights=True, binary=False, times=200, bursts=4),
+        Workload("W1 httpx", *first, weights=True, binary=False, times=200, bursts=4, headers=HTTPX),
         Workload("W2", *arrays(128, 64), weights=True, binary=False, times=100),
         Workload("W3", *third, weights=True, binary=False, times=25),
         Workload("W3 binary", *third, weights=True, binary=True, times=25),

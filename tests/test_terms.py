@@ -14,6 +14,7 @@ from attention_service.attention.spec import AttentionSpec, Window
 from attention_service.attention.terms.additions import Alibi, Bias
 from attention_service.attention.terms.masks import KeyLengths
 from attention_service.attention.terms.positions import Causal, Chunks, SlidingWindow
+from attention_service.attention.tile import Tile
 from attention_service.errors import InvalidArray
 
 QUERIES, KEYS = 7, 9
@@ -75,6 +76,18 @@ def test_no_more_and_no_fewer_keys_than_queries_see(name: str, offset: list[int]
         found = term.visible_columns(rows, keys)
         expected = [] if isinstance(term, Chunks) else list(every)  # those of chunks are never told
         assert list(range(found.start, found.stop)) == expected
+
+
+@pytest.mark.parametrize("offset", OFFSETS, ids=str)
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_mask_is_true_where_queries_see_keys(name: str, offset: list[int]) -> None:
+    """Also where all entries have the same offset, which is computed in another way than offsets that differ."""
+    term, seen = term_of(name, offset), seen_by_definition(name, offset)
+    for rows, keys in TILES:
+        found = term.visible(Tile(slice(0, len(offset)), slice(0, 2), slice(0, 2), rows, keys), np.asarray)
+        expected = seen[:, None, rows, keys]
+        assert expected.all() if found is None else np.array_equal(np.broadcast_to(found, expected.shape), expected)
+        assert found is None or min(found.strides) >= 0  # torch takes no others
 
 
 def test_the_largest_number_that_a_bias_adds() -> None:

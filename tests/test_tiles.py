@@ -70,6 +70,23 @@ def test_hidden_keys_are_left_out_of_a_sixteenth_of_the_queries() -> None:
     assert size(1, 1, 1, 3000, Tiling(2**40), is_causal=True) == (1, 1, 256)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "scores", "workers", "expected"),
+    [
+        ((1, 8, 8, 1024), 2**19, 2, (1, 2, 256)),  # 16 tiles of two heads, of 256 · 1024 scores each
+        ((3, 8, 8, 1024), 2**19, 2, (1, 2, 256)),  # as each entry alone
+        ((1, 16, 8, 1024), 2**20, 2, (1, 2, 256)),  # of four heads, two for each of two groups
+        ((1, 8, 8, 1024), 2**19, 8, (1, 1, 256)),  # 32 tiles are no more than four for each worker
+        ((1, 2, 2, 1024), 2**19, 1, (1, 2, 256)),
+        ((1, 1, 1, 1024), 2**19, 1, (1, 1, 256)),
+    ],
+)
+def test_heads_share_what_hides_their_keys_while_there_are_tiles_for_all_workers(
+    sizes: tuple[int, int, int, int], scores: int, workers: int, expected: tuple[int, int, int]
+) -> None:
+    assert size(*sizes, Tiling(scores, workers), is_causal=True) == expected
+
+
 def test_the_whole_of_a_plan_is_a_tile() -> None:
     arrays: dict[str, Any] = {
         "query": np.zeros((3, 4, 5, 1)),

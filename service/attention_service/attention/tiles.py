@@ -100,7 +100,10 @@ def tile_size(plan: Plan, tiling: Tiling) -> TileSize:
         rows = min(rows, max(SHARED_ROWS, _fair(g, q, rows, tiling.workers)))
     if plan.skips_hidden_keys:  # the fewer queries in a tile, the more keys are hidden from all of them
         rows = min(rows, max(BAND_ROWS, q // 16))
-    kv_heads = _clamp(scores // (one_row * rows), g) if rows >= q else 1
+    kv_heads = _clamp(scores // (one_row * rows), g)
+    if rows < q:  # these share what hides their keys, if there are enough tiles for all workers without them
+        spare = g * ceil(q / rows) // (PER_WORKER * tiling.workers)
+        kv_heads = max(1, min(kv_heads, spare)) if plan.skips_hidden_keys else 1
     if plan.selection.average_heads:  # all heads of a query meet in its tile
         kv_heads, rows = g, _clamp(scores // (h * columns), q)
     if kv_heads < g or rows < q or plan.entries_differ:

@@ -1,7 +1,8 @@
 """Streaming responses: an answer is encoded chunk by chunk while earlier chunks are being sent.
 
 Each chunk takes about a millisecond and at most 1 MiB, so encoding an answer of any size needs some megabytes and does
-not block the event loop. Binary formats make chunks that are views of arrays; each is copied when it is sent.
+not block the event loop. Binary formats make chunks that are views of arrays; each is copied when it is sent, or all at
+once for an answer of up to 2 MiB.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ ENCODE_BYTES: Final = 2**23
 # ten microseconds each.
 WORTH_SENDING: Final = 2**19
 MOST_JOINED: Final = 2**8
+# Bytes of an answer that takes less time to join than turns of the event loop, one for each chunk, take.
+JOINED: Final = 2**21
 
 
 class Encoded(NamedTuple):
@@ -39,8 +42,10 @@ class Encoded(NamedTuple):
 def encoded(media_type: str, chunks: Iterable[Chunk], length: int | None = None) -> Encoded:
     """An answer of these chunks: small ones joined, all made already if the answer is small.
 
-    length: bytes of the whole answer, if they are known
+    length: bytes of the whole answer, if they are known: then chunks are views, and all are joined up to `JOINED`
     """
+    if length is not None and length <= JOINED:
+        return one_chunk(media_type, b"".join(chunks))
     joined = coalesce(chunks)
     start = list(islice(joined, 2))
     if len(start) < 2:

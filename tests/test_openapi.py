@@ -350,6 +350,19 @@ def test_examples_run_and_give_the_numbers_of_the_notebooks(name: str, client: h
         expected.compare(response.json())
 
 
+@pytest.mark.parametrize("path", [path for path in DOCUMENT["paths"] if path.startswith("/attention")])
+def test_examples_of_every_operation_run_and_follow_their_schemas(path: str, client: httpx.Client) -> None:
+    operation = DOCUMENT["paths"][path]["post"]
+    body = operation["requestBody"]["content"]["application/json"]
+    answer = operation["responses"]["200"]["content"].get("application/json")
+    for example in body["examples"].values():
+        jsonschema.validate(example["value"], resolved(body["schema"]))
+        response = client.post(path, json=example["value"])
+        assert response.status_code == 200, response.text
+        if answer is not None:
+            jsonschema.validate(response.json(), resolved(answer["schema"]))
+
+
 def test_the_response_example_is_that_of_the_first_request_example(client: httpx.Client) -> None:
     shown = OPERATIONS["computeAttention"]["responses"]["200"]["content"]["application/json"]["example"]
     answer = client.post("/attention", json=next(iter(EXAMPLES.values()))["value"]).json()

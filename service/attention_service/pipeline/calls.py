@@ -77,12 +77,10 @@ class CallOperation(Operation[PreparedCall, Codec, Result]):
     def prepare(self, decoded: Decoded, layer: Layer | None = None, check: Check = no_check) -> PreparedCall:
         """The call of a request. Errors: InvalidRequest, with pointers into /arguments, and what `check` raises."""
         body = validate(CallRequest, decoded.fields, decoded.unread)
+        device, weights = body.device or "auto", "attention_weights" in (body.include or ())
+        backend = self._backends.choose(body.backend or "auto", device)
         with in_arguments():
             call = decoded_call(body, decoded)
-        device = body.device or "auto"
-        backend = self._backends.choose(body.backend or "auto", device)
-        weights = "attention_weights" in (body.include or ())
-        with in_arguments():
             largest = largest_bytes(call, backend, device, weights=weights) if isinstance(call, Call) else 0
         if weights and isinstance(call, Call) and len(call.query.lengths) > MOST:
             expected = f"at most {MOST} sequences beside attention_weights, an array each"

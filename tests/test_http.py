@@ -23,7 +23,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attention_service.codecs.table import CODECS
-from attention_service.errors import UnknownField, error_classes
+from attention_service.errors import MissingField, UnknownField, error_classes
 from attention_service.http.negotiation import response_type
 from attention_service.runtime.machine import cpu_count
 from attention_service.settings import Settings
@@ -376,12 +376,17 @@ def test_a_route_and_a_handler_that_an_application_adds_come_first() -> None:
     async def on_unknown_field(request: Request, error: Exception) -> Response:
         return Response("unknown", 418)
 
+    def on_missing_field(request: Request, error: Exception) -> Response:
+        return Response('"missing"', 422)
+
     service.add_exception_handler(UnknownField, on_unknown_field)
+    service.add_exception_handler(MissingField, on_missing_field)
     service.post("/attention/merge")(lambda: "mine")
     service.router.routes.insert(0, service.router.routes.pop())
     with serving(service) as client:
         assert client.post("/attention/merge").json() == "mine"
         assert client.post("/attention", json=GOOD | {"unknown": 1}).status_code == 418
+        assert client.post("/attention", json={}).json() == "missing"
         assert client.post("/attention", json=GOOD).status_code == 200
 
 

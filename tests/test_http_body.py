@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from attention_service.errors import BodyTooLarge, Busy, TooSlow
 from attention_service.http.body import BodyLimits, content_length, receive_body
 from attention_service.http.entry import ANNOUNCED, PAUSE, UNKNOWN, Entry, discarded_bytes
-from attention_service.http.head import MAX_HEAD, parse_length, read_head
+from attention_service.http.head import MAX_HEAD, check_host, parse_length, read_head
 from attention_service.pipeline.admission import AdmissionController, Lease
 from attention_service.pipeline.deadline import Deadline
 from attention_service.pipeline.engine import Engine
@@ -241,6 +241,18 @@ def test_request_heads_are_checked(request_: dict[str, Any], status: int | None)
     assert error is None or error.headers == {"Connection": "close"}
 
 
+@pytest.mark.parametrize(
+    ("hosts", "is_allowed"),
+    [([b"localhost", b"localhost"], True), ([b"evil.example", b"a.inner.example"], False), ([b"a,b"], False)],
+)
+def test_each_of_several_hosts_is_checked(hosts: list[bytes], is_allowed: bool) -> None:
+    """HTTP/1.0 may have several."""
+    request_ = scope(*((b"host", host) for host in hosts), http_version="1.0")
+    headers, error = read_head(request_)
+    assert error is None
+    assert (check_host(headers[b"host"], request_, ["*.inner.example"]) is None) == is_allowed
+
+
 async def refuse(scope: Any, receive: Any, send: Any) -> None:
     """An ASGI application that responds without reading the body."""
     await send({"type": "http.response.start", "status": 413, "headers": []})
@@ -292,6 +304,18 @@ def test_nothing_is_discarded_after_a_complete_body(app: Any) -> None:
     framing = [LENGTH] if app is read_all else []
     sent, _ = response_of(app, Sender(MB, 10), *framing)
     assert sent == [START, {"type": "http.response.body", "body": b"no"}]
+
+
+def test_a_path_to_a_file_is_passed_on() -> None:
+    """Servers that send files themselves get the path of one in the place of a body."""
+
+    async def send_path(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 413, "headers": []})
+        await send({"type": "http.response.pathsend", "path": "/page.css"})
+
+    sent, ended = response_of(send_path, Sender(MB, 10, every=1), LENGTH)
+    assert sent == [START, {"type": "http.response.pathsend", "path": "/page.css"}]
+    assert ended == 0
 
 
 @pytest.mark.parametrize(

@@ -301,10 +301,9 @@ def test_casts_and_plans_count_as_memory_of_their_layer(folder: Path) -> None:
         layers, _ = store(folder, limit)
         layer = layers.get("bert-0")
         body = json.dumps({"input": INPUT.tolist(), "layer": "bert-0"}).encode()
-        first, second = (
-            engine.attention.prepare(CODECS["application/json"].decode(body, 2**20), layer) for _ in range(2)
-        )
-        assert (first.shared.plan is second.shared.plan) == kept
+        decoded = CODECS["application/json"].decode(body, 2**20)
+        first, second = engine.attention.prepare(decoded, layer), engine.attention.prepared(decoded, layer)
+        assert (second is not None and first.shared.plan is second.shared.plan) == kept
         assert (layers.nbytes > size) == kept
         assert layers.nbytes <= limit
 

@@ -159,6 +159,27 @@ def test_a_pipelined_partial_request_head_has_a_timeout(parser: str) -> None:
 
 
 @PARSERS
+def test_what_follows_the_last_of_pipelined_requests_is_discarded(parser: str) -> None:
+    """uvicorn begins with the last one when the response before has ended, not when its bytes arrive."""
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(3)
+        await echo(scope, receive, send)
+
+    async def main() -> bytes:
+        async with connection(slow, parser) as client:
+            await client.send(GET + GET[:-2] + b"Connection: close\r\n\r\n")
+            await asyncio.sleep(4)
+            await client.send(GET)
+            answers = b""
+            while part := await client.receive():
+                answers += part
+            return answers
+
+    assert [line[9:12] for line in run(main()).split(b"\r\n") if line.startswith(b"HTTP/1.1 ")] == [b"200", b"200"]
+
+
+@PARSERS
 @pytest.mark.parametrize(
     "head", [GET[:-2] + b"A: " + b"a" * 3000, GET[:-2] + b"A: b\r\n" * 500, b"GET /" + b"a" * 3000]
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Generator, Mapping
-from functools import partial
 from types import coroutine
 from typing import Any, NamedTuple
 
@@ -67,7 +66,7 @@ async def receive_body(receive: Receive, length: int | None, limits: BodyLimits,
         execution.admission.check_capacity()
         lease.begin()
     message, coming = received_now(receive())
-    body: Body | None = None if message is None or limits.size < UNCOUNTED else small_body(message)
+    body: Body | None = None if message is None else small_body(message, min(UNCOUNTED, limits.size))
     if body is None:
         body = await _receive_parts(message, coming, receive, limits, execution)
     lease.complete()
@@ -117,12 +116,12 @@ async def _receive_parts(
     return body
 
 
-def small_body(message: Message) -> bytes | None:
-    """The whole body if a message has it and it has at most UNCOUNTED bytes."""
+def small_body(message: Message, most: int) -> bytes | None:
+    """The whole body if a message has it, and it has at most so many bytes."""
     if message["type"] != "http.request" or message.get("more_body", False):
         return None
     body: bytes = message.get("body", b"")
-    return body if len(body) <= UNCOUNTED else None
+    return body if len(body) <= most else None
 
 
 def received_now(receiving: Awaitable[Message]) -> tuple[Message | None, Awaitable[Message]]:
@@ -141,13 +140,14 @@ def received_now(receiving: Awaitable[Message]) -> tuple[Message | None, Awaitab
 @coroutine
 def _resumed(steps: Generator[Any, Any, Message], future: Any) -> Generator[Any, Any, Message]:
     """What an awaitable returns that waits for a future already."""
-    while True:
-        try:
-            step = partial(steps.send, (yield future))
-        except BaseException as error:
-            step = partial(steps.throw, error)
-        try:
-            future = step()
-        except StopIteration as done:
-            message: Message = done.value
-            return message
+    try:
+        while True:
+            try:
+                value = yield future
+            except BaseException as error:
+                future = steps.throw(error)
+            else:
+                future = steps.send(value)
+    except StopIteration as done:
+        message: Message = done.value
+        return message

@@ -75,7 +75,7 @@ class Entry:
         settings = engine.settings
         self.engine = engine
         self.discarding = 0
-        self.seconds = settings.read_timeout
+        self.read_timeout = settings.read_timeout
         # An Upgrade header is ignored (RFC 9110, section 7.8), but httptools stops parsing after it, as if the protocol
         # had changed, and uvicorn then parses later bytes of the body as a new request.
         self.closes_after_upgrade = settings.http_parser == "httptools"
@@ -167,26 +167,25 @@ class Exchange:
             await self._send(message)
             return
         size = len(message.get("body", b""))
+        more = message.get("more_body", False)
         if record.method == "HEAD":
-            message = {"type": "http.response.body", "more_body": message.get("more_body", False)}
-        if message.get("more_body", False):
+            message = {"type": "http.response.body", "more_body": more}
+        if not more:
+            record.ended = time.perf_counter()  # the rest of a refused body is discarded before `send` returns
+        if more or self._is_complete or message["type"] != "http.response.body":  # which may be a path to a file
             await self._send(message)
         else:
-            record.ended = time.perf_counter()  # the rest of a refused body is discarded before `send` returns
-            if self._is_complete:
-                await self._send(message)
-            else:
-                await self._send({**message, "more_body": True})
-                await self._discard()
-                await self._send({"type": "http.response.body", "body": b""})
+            await self._send({**message, "more_body": True})
+            await self._discard()
+            await self._send({"type": "http.response.body", "body": b""})
         record.sent += size
 
     def _more_headers(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         """The headers that a response with these gets: of security, and to end the connection."""
         more = [NO_SNIFFING]
-        for name, value in headers:
-            if name == b"content-type" and value.startswith(b"text/html") and POLICY not in dict(headers):
-                more += PAGE
+        is_page = any(name == b"content-type" and value.startswith(b"text/html") for name, value in headers)
+        if is_page and not any(name == POLICY for name, _ in headers):
+            more += PAGE
         must_close = self._entry.engine.stopping or (self._entry.closes_after_upgrade and b"upgrade" in self._headers)
         if must_close and self._scope["http_version"] < "2" and CLOSE_HEADER not in headers:
             more.append(CLOSE_HEADER)
@@ -197,7 +196,7 @@ class Exchange:
         entry, left = self._entry, discarded_bytes(self._headers)
         entry.discarding += 1
         try:
-            async with asyncio.timeout(entry.seconds):
+            async with asyncio.timeout(entry.read_timeout):
                 while not self._is_complete and left >= 0:
                     got = len((await self.receive()).get("body", b""))
                     left -= got

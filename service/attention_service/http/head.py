@@ -28,29 +28,33 @@ def read_head(scope: Scope) -> tuple[dict[bytes, bytes], ServiceError | None]:
     """
     size = len(scope.get("raw_path") or b"") + len(scope["query_string"])
     values: dict[bytes, bytes] = {}
-    repeated = []
+    repeated: list[tuple[bytes, bytes]] = []
     for name, value in scope["headers"]:  # the one pass over all headers
         size += len(name) + len(value) + 4  # a colon, a space and the end of the line
         if name in values:
-            repeated.append(name)
-            values[name] += b", " + value
+            repeated.append((name, value))
         else:
             values[name] = value
     version = scope["http_version"]
     if size <= MAX_HEAD and version == "1.1" and not repeated and CODING not in values and b"host" in values:
         return values, None  # nearly all heads
-    return values, _error(version, size, values, repeated)
-
-
-def _error(version: str, size: int, headers: Mapping[bytes, bytes], repeated: Sequence[bytes]) -> ServiceError | None:
-    """The error for a head of so many bytes. repeated: the names of headers that came once more"""
     if size > MAX_HEAD:
-        return HeadTooLarge.at("", f"a request head of at most {MAX_HEAD} bytes", str(size), headers=CLOSE)
+        expected = f"a request head of at most {MAX_HEAD} bytes"
+        return values, HeadTooLarge.at("", expected, str(size), headers=CLOSE)
+    parts: dict[bytes, list[bytes]] = {}
+    for name, value in repeated:
+        parts.setdefault(name, [values[name]]).append(value)
+    values |= {name: b", ".join(several) for name, several in parts.items()}
+    return values, _error(version, values, {name: len(several) for name, several in parts.items()})
+
+
+def _error(version: str, headers: Mapping[bytes, bytes], repeated: Mapping[bytes, int]) -> ServiceError | None:
+    """The error for an unusual head. repeated: how often headers came that came several times"""
     if version not in VERSIONS:
         return BadRequest.at(
             "", "HTTP/1.1 or HTTP/1.0", f"HTTP/{version}", "put a proxy in front for others", headers=CLOSE
         )
-    hosts = (b"host" in headers) + repeated.count(b"host")
+    hosts = repeated.get(b"host", int(b"host" in headers))
     if hosts != 1 and version == "1.1":
         return BadRequest.at("", "one Host header", str(hosts), headers=CLOSE)
     coding = headers.get(CODING)
@@ -63,13 +67,12 @@ def _error(version: str, size: int, headers: Mapping[bytes, bytes], repeated: Se
 
 def check_host(given: bytes | None, scope: Scope, allowed: Sequence[str]) -> ServiceError | None:
     """The error for a Host that is not allowed: a page of that name would read what no other origin may read."""
-    if given is None:
-        return None
-    host = PORT.sub("", given.decode("latin-1").lower())
-    if names_this_machine(host, scope) or any(is_covered(host, pattern) for pattern in allowed):
-        return None
-    expected = "Host: localhost, an address of this machine, or a name in ATTENTION_ALLOWED_HOSTS"
-    return BadRequest.at("", expected, quote(host))
+    for name in () if given is None else given.decode("latin-1").lower().split(", "):  # HTTP/1.0 may have several
+        host = PORT.sub("", name)
+        if not (names_this_machine(host, scope) or any(is_covered(host, pattern) for pattern in allowed)):
+            expected = "Host: localhost, an address of this machine, or a name in ATTENTION_ALLOWED_HOSTS"
+            return BadRequest.at("", expected, quote(host))
+    return None
 
 
 def names_this_machine(host: str, scope: Scope) -> bool:

@@ -141,7 +141,6 @@ class Metrics:
         """Count the answer to a request in flight."""
         self.in_flight -= 1
         computed = request.computed
-        # What the counters of a request are labelled by.
         key: _Key = request.protocol, request.operation, request.status, request.code, None, None, None, None
         if computed is not None:
             kernel = computed.metadata.backend, computed.metadata.kernel
@@ -155,7 +154,9 @@ class Metrics:
 
     def update(self) -> None:
         """Hand all numbers over to prometheus_client, whose counters take longer than a small product of matrices."""
-        for (protocol, operation, status, code, request_type, response_type, *kernel), totals in self._totals.items():
+        while self._totals:
+            key, totals = self._totals.popitem()
+            protocol, operation, status, code, request_type, response_type, *kernel = key
             count = len(totals.seconds)
             self._requests(protocol, operation, status).inc(count)
             observe = self._seconds(operation).observe
@@ -171,7 +172,6 @@ class Metrics:
                 self._compute(*kernel).inc(totals.compute)
                 self._encode(response_type).inc(totals.encode)
                 self._sent(response_type).inc(totals.sent)
-        self._totals.clear()
         for gauge, read in self._gauges:
             gauge.set(read())
 

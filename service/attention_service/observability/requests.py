@@ -50,7 +50,7 @@ class ComputedRequest(NamedTuple):
     """A request whose attention was computed, as metrics and log need it.
 
     To count another property of a request, set it on `Execution` in `pipeline.run.compute`, add a field here, and
-    count it in `Metrics.request_answered`.
+    add it up in `_Totals` of `observability/metrics.py`, and count it in `Metrics.update`.
 
     request_type, response_type: media types; metadata: of the result; received: bytes of the body of the request
     """

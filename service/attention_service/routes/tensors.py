@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from inspect import iscoroutinefunction
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.concurrency import run_in_threadpool
 from fastapi.routing import APIRoute
 from starlette.datastructures import QueryParams
 from starlette.routing import Match
@@ -47,11 +49,13 @@ class AnswerTensors:
     """Middleware that answers POST requests for the paths of the table; FastAPI answers all other requests.
 
     FastAPI's exception handlers, exit stacks and router take as long as a small request. They are used for a route
-    that has dependencies, which an application may add to all routes, and for one that another route comes before.
+    that has dependencies, which an application may add to all routes, for one that another route comes before, as seen
+    at the first request, and where the application is mounted below a path.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        # Looked up at the first request, as Starlette builds its middleware then.
         self._direct: dict[str, tuple[TensorRoute, Operation[Any, Any, Any]]] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,10 +74,12 @@ class AnswerTensors:
             response = await respond(scope, receive, operation)
         except Exception as error:
             handlers = scope["app"].exception_handlers
-            handler = next((handlers[kind] for kind in type(error).__mro__ if kind in handlers), None)
-            if handler is None:
+            kinds = (kind for kind in type(error).__mro__ if kind in handlers and kind is not Exception)
+            if (kind := next(kinds, None)) is None:  # a defect, of which `Entry` tells
                 raise
-            response = await handler(Request(scope, receive), error)
+            handler, request = handlers[kind], Request(scope, receive)
+            is_async = iscoroutinefunction(handler)
+            response = await (handler(request, error) if is_async else run_in_threadpool(handler, request, error))
         await response(scope, receive, send)
 
 

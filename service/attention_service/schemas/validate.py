@@ -105,7 +105,7 @@ def _fault(model: type[BaseModel], details: ErrorDetails) -> Fault:
 
 def _in_short(message: str) -> str:
     """What a message of pydantic says is expected."""
-    expected = re.sub("^(Input|List) should (be|have) ", "", message)
+    expected = re.sub("^(Input|List|String) should (be|have) ", "", message)
     for words, shorter in SHORTER:
         expected = expected.replace(words, shorter)
     return expected

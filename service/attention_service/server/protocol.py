@@ -60,7 +60,6 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         self.keep_alive = [(b"connection", b"keep-alive"), (b"keep-alive", b"timeout=%d" % limits.idle)]
         self._interval = min(1.0, limits.head / 4, limits.write / 4)  # seconds between two looks at the time limits
         self._cycle: Any = None  # of the last request whose head is complete
-        self._is_last = False  # True if no request may follow it
         self._left = 0  # bytes of its body that are still to come, at most
         # Received bytes of a head that is not complete, or of a body that the application has not taken.
         self._untaken = 0
@@ -114,7 +113,6 @@ class LimitedProtocol(asyncio.BufferedProtocol):
             # Chunks, whatever length is announced beside them, are slow to parse.
             length = None if b"transfer-encoding" in headers else parse_length(headers.get(b"content-length", b""))
             self._left = length or 0
-            self._is_last = closes(self._cycle.scope)
             self._untaken, self._head_due = 0, inf
         elif self._untaken > (MAX_UNTAKEN if self._is_in_request() else self._limits.head_bytes):
             self.transport.abort()
@@ -154,7 +152,7 @@ class LimitedProtocol(asyncio.BufferedProtocol):
     def _received_last_request(self) -> bool:
         """True if no request may follow the current one (Connection: close, HTTP/1.0), which has been received."""
         cycle = self._protocol.cycle
-        return cycle is not None and not cycle.more_body and (self._is_last or not cycle.keep_alive)
+        return cycle is not None and not cycle.more_body and (not cycle.keep_alive or closes(cycle.scope))
 
     def _check(self) -> None:
         """Abort the connection if a head is too slow, the client takes a response too slowly, or it is idle.

@@ -58,8 +58,8 @@ BITS: Final = bytes.maketrans(b"ft", b"\0\1")
 AROUND_BITS: Final = b"[],alserue"
 # Keys and lists that are read within a few milliseconds.
 QUICK: Final = 2**14
-# The parser of the last body that was small or decoded quickly. A new one would have its memory cleared by the system: half of
-# the time of a body of 2 MB.
+# The parser of the last body that was small or decoded quickly. A new one would have its memory cleared by the system:
+# half of the time of a body of 2 MB.
 _spare: Final[list[Any]] = []
 
 

@@ -25,6 +25,7 @@ from attention_service.backends.dense.backward import Backward
 from attention_service.backends.dense.gradients import TileBackward
 from attention_service.backends.dense.library import Array, ArrayLibrary
 from attention_service.backends.dense.operands import LoadedOperands
+from attention_service.backends.dense.products import grouped_matmul
 from attention_service.comparison.errors import epsilon, largest_number, smallest_normal, ulp
 from attention_service.comparison.floors import UNKNOWN
 from attention_service.comparison.gradients.case import GradientCase, Gradients, Sums, stored_dtype
@@ -181,7 +182,7 @@ class Dithered(TileBackward):
         self._least = 2.0**-25 if case.dtype == np.float16 else 0.0
         self._random, self._is_random = np.random.default_rng(seed or 0), seed is not None
         self.reads = self.reads | {"scaled_scores"}
-        self._norms = [np.sqrt(np.vecdot(array, array)) for array in (self.query, self.key)]
+        self._of_scores = np.zeros(())  # of the tile that is computed
 
     def noise(self, shape: tuple[int, ...]) -> np.ndarray:
         """Errors in half units, as large as the mean ones: few draws are not small all at once then, where one number
@@ -203,19 +204,25 @@ class Dithered(TileBackward):
 
     def run(self, tile: Tile, weights: Array, stages: Mapping[str, Array], write: Any) -> list[Part]:
         """What a tile adds, from weights of scores whose query or key was multiplied by the scale and rounded."""
+        if self._source in ("scores", "delta"):
+            self._of_scores = self._errors_of_scores(tile, stages["scaled_scores"])
         if self._source != "scores":
             return super().run(tile, self.rounded(weights, "weights"), stages, write)
-        scores = np.where(np.isfinite(stages["scaled_scores"]), stages["scaled_scores"], 0.0)
-        norms = [
-            self._norms[0][tile.batch, tile.heads, tile.rows],
-            self._norms[1][tile.batch, tile.kv_heads, tile.columns],
-        ]
-        repeated = np.repeat(norms[1], self._case.group, axis=1)
-        spread = (
-            norms[0][..., None] * repeated[:, :, None] * np.abs(self.scale(tile)) / math.sqrt(self.plan.sizes.head_dim)
-        )
-        moved = weights * (1 + self._unit * self.noise(scores.shape) * (np.abs(scores) + spread))
-        return super().run(tile, moved, stages, write)
+        errors = self._of_scores
+        if self.plan.normalization == "softmax":  # the sum of a row moves all of its weights, also the least ones
+            squares = np.square(errors)
+            of_sums = np.vecdot(np.square(weights), squares)[..., None]
+            errors = np.sqrt(squares * (1 - 2 * weights) + of_sums)
+        return super().run(tile, weights * (1 + self.noise(errors.shape) / MEAN * errors), stages, write)
+
+    def _errors_of_scores(self, tile: Tile, scores: Array) -> np.ndarray:
+        """The error of each score of a tile, by a query that was rounded after it was multiplied by the scale."""
+        scores = np.abs(np.where(np.isfinite(scores), scores, 0.0))
+        query = np.square(self.query[tile.batch, tile.heads, tile.rows])
+        key = np.square(self.key[tile.batch, tile.kv_heads, tile.columns])
+        spread = np.sqrt(grouped_matmul(query, key.swapaxes(-1, -2), self.lib)) * np.abs(self.scale(tile))
+        found: np.ndarray = MEAN * self._unit * (scores + spread)
+        return found
 
     def of_terms(self, gradient: Array, tile: Tile) -> list[Part]:
         """What a tile adds to a bias, from rounded gradients of scores."""
@@ -238,16 +245,23 @@ class Dithered(TileBackward):
         return found + self.noise(found.shape) * np.sqrt(np.square(errors).sum(axis=2))
 
     def delta(self, tile: Tile, weights: Array, of_weights: Array) -> Array:
-        """D, from an output that was rounded, and made of rounded weights: one number that all features share."""
-        if self.output is None or self._source != "delta":
+        """D, from an output that was rounded, and made of rounded weights: one number that all features share.
+
+        It has the errors of all scores of a row, each by the weight of its key.
+        """
+        place, is_softmax = (tile.batch, tile.heads, tile.rows), self.plan.normalization == "softmax"
+        if self.output is None or self._source not in (("scores", "delta") if is_softmax else ("delta",)):
             return super().delta(tile, weights, of_weights)
-        place = tile.batch, tile.heads, tile.rows
+        found = self._case.delta[place][..., None] if is_softmax else super().delta(tile, weights, of_weights)
+        if self._source == "scores":
+            return found
         outputs = (np.abs(self._case.outputs[place]) * self._unit + self._least) * self.output[place]
         products = weights * of_weights * self._unit
-        spread = np.sqrt(np.vecdot(outputs, outputs) + np.vecdot(products, products))
-        is_softmax = self.plan.normalization == "softmax"
-        found = self._case.delta[place][..., None] if is_softmax else super().delta(tile, weights, of_weights)
-        return found + (spread * self._random.choice((-1.0, 1.0), spread.shape))[..., None]
+        squares = np.vecdot(outputs, outputs) + np.vecdot(products, products)
+        if is_softmax:
+            moved = weights * self._of_scores * (of_weights - found)
+            squares += np.vecdot(moved, moved)
+        return found + (np.sqrt(squares) * self._random.choice((-1.0, 1.0), squares.shape))[..., None]
 
     def products(self, tile: Tile, gradient: Array) -> list[Part]:
         """What a tile adds to query and key, from rounded gradients of scores."""

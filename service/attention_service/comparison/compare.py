@@ -247,10 +247,13 @@ def learn(
     if wrong:
         is_small = all(truth.judged[name].largest <= CORRECT for name in wrong)
         for hypotheses in search(evidence, mutants, actual.canonical, limits, check):
-            learned.hypotheses = [one for one in hypotheses if not is_small or _explains_rows(one)]
+            if is_small:
+                hypotheses = [one for one in map(evidence.by_rows, hypotheses) if _explains_rows(one)]
+            learned.hypotheses = hypotheses
     if not any(one.is_proof for one in learned.hypotheses):
         learned.facts = facts_of(truth)
-    learned.power = power(evidence, mutants, check, tolerances, Known(right, limits) if right else None)
+    rows = {name: one.rows.legal for name, one in truth.judged.items() if one.rows is not None}
+    learned.power = power(evidence, mutants, check, tolerances, Known(right, limits, rows) if right else None)
     mutants.clear()  # the next input takes as much memory as they do
     sample.forget()
     if suggests:

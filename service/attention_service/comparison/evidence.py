@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from threading import Event
 from typing import Final
 
@@ -15,7 +16,7 @@ from attention_service.comparison.baseline import CORRECT, Arrays, arrays_of, ba
 from attention_service.comparison.candidates import Candidate, ratio, unexplained
 from attention_service.comparison.case import INEXPRESSIBLE, Case
 from attention_service.comparison.errors import distance, distances
-from attention_service.comparison.row_errors import judges_rows, mean_squares
+from attention_service.comparison.row_errors import RowErrors, judges_rows, legal_rows, mean_squares
 from attention_service.comparison.sample import Sample, blocks, everything
 from attention_service.comparison.solve import solve
 
@@ -157,6 +158,30 @@ class Evidence:
             candidate = replace(candidate, case=case, arrays={**candidate.arrays, **others})
         explained = min((shares[name] for name in part or shares), default=0.0)
         return self._judged(candidate, explained, self.baselines, part)
+
+    @cached_property
+    def legal(self) -> dict[str, np.ndarray]:
+        """The legal mean squares of the rows of the wrong arrays that are judged by rows, see `legal_rows`."""
+        squares = {name: own for name, own in self.squares.items() if name in self.wrong}
+        return legal_rows(self.case, self.sample, squares, self.right)
+
+    def by_rows(self, one: Hypothesis) -> Hypothesis:
+        """A hypothesis that says how much of errors that are too large in the mean of rows alone it explains.
+
+        A mistake explains all of them if rows are legal beside it; coarse rounding as much as it adds to legal errors.
+        """
+        arrays, shares = one.candidate.arrays, [one.explained]
+        for name, legal in self.legal.items():
+            squares = mean_squares(self.actual[name], arrays[name])
+            if one.candidate.rounds:
+                made, sent = (
+                    float(np.sum(np.maximum(mean_squares(of[name], self.right[name], 0.0) - legal, 0)))
+                    for of in (arrays, self.actual)
+                )
+                shares.append(made / sent if sent else 1.0)
+            elif one.explained > 0 and RowErrors(squares, legal).ratio <= 1:
+                shares[0] = 1.0
+        return replace(one, explained=min(shares))
 
     def refined(self, one: Hypothesis) -> Hypothesis:
         """A hypothesis by the baselines of its own case, which are larger where its scores are."""

@@ -94,7 +94,7 @@ def _parts(wrong: Wrong) -> Iterator[Fact]:
             nothing = np.zeros(count + 1)
             about = np.array([nothing + np.inf, nothing - np.inf, nothing, nothing, nothing + np.inf])
             said = told(wrong, partial(_of_parts, wrong, tile, hidden, about), math.log2(2 * len(sizes)))
-            if said and about[3, 0] >= SHARE * about[3, 1] and _shown_parts(wrong, about, count).any():
+            if said and about[3, 0] >= SHARE * about[3, 1] and _is_told(_shown_parts(wrong, about, count), about):
                 said = wrong.every(is_wrong=not wrong.rows.all())  # factors are those of wrong rows
                 yield _fact_of_parts(wrong, said, about, tile, hidden)
                 return
@@ -167,6 +167,11 @@ def _shown_parts(wrong: Wrong, about: np.ndarray, count: int) -> np.ndarray:
     shows = np.isfinite(about[0])
     shows[:count] &= about[2, :count] > wrong.tolerance
     return shows
+
+
+def _is_told(shows: np.ndarray, about: np.ndarray) -> bool:
+    """True if the factors of these parts, or those of rows, are further apart than they are uncertain."""
+    return bool(shows.any()) and float(about[1, shows].max() - about[0, shows].min()) > 2 * float(about[4, shows].min())
 
 
 def _fact_of_parts(wrong: Wrong, said: str, about: np.ndarray, tile: int, hidden: bool) -> Fact:

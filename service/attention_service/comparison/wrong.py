@@ -28,6 +28,8 @@ PROBED: Final = 8
 # Digits that are shown of a number, at most, and at least without its error.
 DIGITS: Final = 5
 FEWEST: Final = 3
+# A number that is as uncertain as what it says tells nothing: it is so many times its error.
+TOLD: Final = 4.0
 # A number that may be 0, and is as little, is called 0.
 LITTLE: Final = 1e-3
 # Names of arrays in a sentence, where they differ.

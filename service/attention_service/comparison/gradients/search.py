@@ -288,7 +288,9 @@ def _hypotheses(answers: list[Answer], evidence: Evidence) -> list[Hypothesis]:
     ones = dict.fromkeys(evidence.right, 1.0)
     judged: list[tuple[bool, Hypothesis]] = []
     with np.errstate(all="ignore"):
-        of_right = _unexplained(evidence, evidence.right)
+        # What makes all numbers small explains the error of small ones, but not what was sent.
+        of_right, of_sent = _unexplained(evidence, evidence.right), _unexplained(evidence, dict.fromkeys(evidence.sent, 0))
+        of_right = {name: min(error, of_sent[name] or error) for name, error in of_right.items()}
         for answer in answers:
             left = _unexplained(evidence, answer.candidate.arrays)
             shares = {name: 1 - left[name] / error if error else 0.0 for name, error in of_right.items()}
@@ -318,7 +320,7 @@ def _of_part(candidate: Candidate, part: tuple[str, ...], evidence: Evidence) ->
     return replace(candidate, case=case, arrays=arrays)
 
 
-def _unexplained(evidence: Evidence, arrays: Gradients) -> dict[str, float]:
+def _unexplained(evidence: Evidence, arrays: Mapping[str, np.ndarray | float]) -> dict[str, float]:
     """The mean of the squared errors of each wrong gradient that is left beside those of a mistake."""
     left = {}
     for name, sent in evidence.sent.items():

@@ -38,8 +38,8 @@ class Hypothesis:
     """A mistake, or several, that may explain an output.
 
     also:      names of other mistakes that have the same answer to this request
-    explained: 1 - |actual - mutant|² / |actual - reference|², or / |actual|² if that is less; for coarse rounding the share of the size of the error;
-               the least of the wrong arrays, or of those of `part`
+    explained: 1 - |actual - mutant|² / |actual - reference|², or / |actual|² if that is less; for coarse rounding the
+               share of the size of the error; the least of the wrong arrays, or of those of `part`
     ratio:     distance of the output to that of the mutant, in baselines: the mutant's own for the best hypotheses
     is_proof:  True if each array is within two baselines of the mutant's, one of them is ten times closer to it than to
                the reference, and no mistake is one of rounding. In a report also: if this holds on all rows, which is
@@ -152,7 +152,7 @@ class Evidence:
         left, of_right = self._left(candidate.arrays), self._left(self.right)
         if "output" in of_right:  # what makes all numbers small explains the error of small ones, but not what was sent
             of_sent = self._left({"output": np.zeros(self.right["output"].shape)})["output"]
-            of_right["output"] = min(of_right["output"], of_sent or math.inf)
+            of_right["output"] = min(of_right["output"], max(of_sent, CORRECT))
         shares = {name: 1 - left[name] / error if error else 0.0 for name, error in of_right.items()}
         part = explained_part(shares)
         if part:

@@ -79,7 +79,9 @@ def _row_factor(wrong: Wrong, each: np.ndarray) -> Iterator[Fact]:
         text = f"{wrong.every(is_wrong=True)} {{}} is right up to a factor of the {wrong.axes[2]}"
         numbers = shown(least, unsure[0]), shown(most, unsure[1])
         is_whole = known[wrong.rows].all()
-        text += f", from {' to '.join(numbers)}" if is_whole else f", as {numbers[0]} in one and {numbers[1]} in another"
+        text += (
+            f", from {' to '.join(numbers)}" if is_whole else f", as {numbers[0]} in one and {numbers[1]} in another"
+        )
         yield wrong.fact("row_factor", text, least=least, most=most)
 
 

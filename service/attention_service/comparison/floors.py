@@ -38,7 +38,7 @@ UNTOLD: Final = 1 / 16
 # The error of most sums of n products, for each |x| · |y|: only the worst have √n + 2.
 TYPICAL: Final = 3.0
 # Rows whose rounded weights and scores are looked at: those whose values may be moved most. Right outputs are within
-# CORRECT times so many root mean squares of such errors, where few numbers have them and legal ones are small by chance.
+# CORRECT times so many root mean squares of such errors. Few legal ones may all be small by chance.
 MOVED_ROWS: Final = 16
 SPREADS: Final = 2.0
 # The root mean square of the relative errors of rounding, in ε.

@@ -125,9 +125,7 @@ def _rows_show(squares: Mapping[str, np.ndarray], legal: Mapping[str, np.ndarray
     return any(RowErrors(own, legal[name]).ratio > 1 for name, own in squares.items())
 
 
-def _unseen_roundings(
-    evidence: Evidence, found: list[Candidate], legal: Mapping[str, np.ndarray]
-) -> list[Candidate]:
+def _unseen_roundings(evidence: Evidence, found: list[Candidate], legal: Mapping[str, np.ndarray]) -> list[Candidate]:
     """The candidates whose coarse rounding may not show: that of a kernel has other errors, larger or smaller ones.
 
     In the mean of many rows they are alike; where only the largest error is judged, it must be far from legal.
@@ -196,7 +194,7 @@ def _alive(
 def _errors(
     block: Sample, right: Arrays, judged: Collection[str], one: Candidate
 ) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-    """How far the answer of a candidate is from the truth in a block: its arrays, and the rows of those judged by rows."""
+    """How far the answer of a candidate is from the truth in a block, and the rows of the arrays that they judge."""
     arrays = arrays_of(solve(one.case, block), one.arrays)
     return {name: distance(array, right[name]) for name, array in arrays.items()}, _squares_of(arrays, right, judged)
 

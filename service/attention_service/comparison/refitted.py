@@ -176,8 +176,8 @@ def _shown_parts(wrong: Wrong, about: np.ndarray, count: int) -> np.ndarray:
 
 
 def _is_told(shows: np.ndarray, about: np.ndarray) -> bool:
-    """True if the factors of these parts, or those of rows, are further apart than they are uncertain."""
-    return bool(shows.any()) and float(about[1, shows].max() - about[0, shows].min()) > 2 * float(about[4, shows].min())
+    """True if some of these factors is further from 1 than it is uncertain."""
+    return bool((np.maximum(np.abs(about[0] - 1), np.abs(about[1] - 1)) > 2 * about[4])[shows].any())
 
 
 def _fact_of_parts(wrong: Wrong, said: str, about: np.ndarray, tiles: np.ndarray, hidden: bool) -> Fact:

@@ -158,7 +158,7 @@ def legal_squares(
     All liberties may be taken at once, so what they add to a plain computation is added up. That of rounded weights and
     of the rounded output is at least what it is for most rows: a row of few keys or features may have less by chance.
 
-    squares: of each of `rounded_cases`; right: the array (b, h, r, n); sent: of what was sent, as only larger ones matter
+    squares: of each of `rounded_cases`; right: the array (b, h, r, n); sent: of what was sent: only larger ones matter
     weights: those of the plain computation, None to compute them
     """
     variants, (plain, *others) = rounded_cases(case, case.dtype), squares

@@ -185,8 +185,7 @@ class Dithered(TileBackward):
         self._of_scores = np.zeros(())  # of the tile that is computed
 
     def noise(self, shape: tuple[int, ...]) -> np.ndarray:
-        """Errors in half units, as large as the mean ones: few draws are not small all at once then, where one number
-        makes the error of a row."""
+        """Errors in half units, as large as the mean ones: few draws of one number are not all small at once then."""
         return np.where(self._random.integers(0, 2, shape, np.int8), MEAN, -MEAN)
 
     def rounded(self, array: np.ndarray, source: str = "products") -> np.ndarray:
@@ -210,29 +209,25 @@ class Dithered(TileBackward):
             return super().run(tile, self.rounded(weights, "weights"), stages, write)
         errors = self._of_scores
         if self.plan.normalization == "softmax":  # the sum of a row moves all of its weights, also the least ones
-            squares = np.square(errors)
-            of_sums = np.vecdot(np.square(weights), squares)[..., None]
-            errors = np.sqrt(squares * (1 - 2 * weights) + of_sums)
+            of_sums = np.square(np.linalg.norm(weights * errors, axis=-1, keepdims=True))
+            errors = np.sqrt(np.square(errors) * (1 - 2 * weights) + of_sums)
         return super().run(tile, weights * (1 + self.noise(errors.shape) / MEAN * errors), stages, write)
 
     def _errors_of_scores(self, tile: Tile, scores: Array) -> np.ndarray:
-        """The error of each score of a tile, by a query that was rounded after it was multiplied by the scale."""
-        scores = np.abs(np.where(np.isfinite(scores), scores, 0.0))
+        """The errors of the scores of a tile, by a query that was rounded after it was multiplied by the scale."""
+        scores = np.abs(scores, where=np.isfinite(scores), out=np.zeros_like(scores))
         query = np.square(self.query[tile.batch, tile.heads, tile.rows])
         key = np.square(self.key[tile.batch, tile.kv_heads, tile.columns])
         spread = np.sqrt(grouped_matmul(query, key.swapaxes(-1, -2), self.lib)) * np.abs(self.scale(tile))
-        found: np.ndarray = MEAN * self._unit * (scores + spread)
-        return found
+        return np.asarray(MEAN * self._unit * (scores + spread))
 
     def of_terms(self, gradient: Array, tile: Tile) -> list[Part]:
         """What a tile adds to a bias, from rounded gradients of scores."""
         return super().of_terms(self.rounded(gradient), tile)
 
     def over_rows(self, left: Array, right: Array, tile: Tile) -> Array:
-        """The product of each head, rounded before heads of a group are added.
-
-        Few draws of an error for each head could all cancel, so that the sum has one error, as large as all of them.
-        """
+        """The product of each head, rounded before heads are added. Few draws of errors of heads could all cancel, so
+        that the sum has one error, as large as all of them."""
         each = self.added(np.matmul(left.swapaxes(-1, -2), right), self.plan.sizes.query_length)
         b, h, k, x = each.shape
         each = each.reshape(b, h // self._case.group, self._case.group, k, x)
@@ -245,15 +240,11 @@ class Dithered(TileBackward):
         return found + self.noise(found.shape) * np.sqrt(np.square(errors).sum(axis=2))
 
     def delta(self, tile: Tile, weights: Array, of_weights: Array) -> Array:
-        """D, from an output that was rounded, and made of rounded weights: one number that all features share.
-
-        It has the errors of all scores of a row, each by the weight of its key.
-        """
+        """D, from an output that was rounded, and made of rounded weights and scores: one number for all features."""
         place, is_softmax = (tile.batch, tile.heads, tile.rows), self.plan.normalization == "softmax"
-        if self.output is None or self._source not in (("scores", "delta") if is_softmax else ("delta",)):
-            return super().delta(tile, weights, of_weights)
-        found = self._case.delta[place][..., None] if is_softmax else super().delta(tile, weights, of_weights)
-        if self._source == "scores":
+        is_right = is_softmax and self.output is not None and self._source in ("scores", "delta")
+        found = self._case.delta[place][..., None] if is_right else super().delta(tile, weights, of_weights)
+        if self.output is None or self._source != "delta":
             return found
         outputs = (np.abs(self._case.outputs[place]) * self._unit + self._least) * self.output[place]
         products = weights * of_weights * self._unit
@@ -261,7 +252,7 @@ class Dithered(TileBackward):
         if is_softmax:
             moved = weights * self._of_scores * (of_weights - found)
             squares += np.vecdot(moved, moved)
-        return found + (np.sqrt(squares) * self._random.choice((-1.0, 1.0), squares.shape))[..., None]
+        return found + (self.noise(squares.shape) / MEAN * np.sqrt(squares))[..., None]
 
     def products(self, tile: Tile, gradient: Array) -> list[Part]:
         """What a tile adds to query and key, from rounded gradients of scores."""

@@ -289,8 +289,11 @@ def _hypotheses(answers: list[Answer], evidence: Evidence) -> list[Hypothesis]:
     judged: list[tuple[bool, Hypothesis]] = []
     with np.errstate(all="ignore"):
         # What makes all numbers small explains the error of small ones, but not what was sent.
-        of_right, of_sent = _unexplained(evidence, evidence.right), _unexplained(evidence, dict.fromkeys(evidence.sent, 0))
-        of_right = {name: min(error, of_sent[name] or error) for name, error in of_right.items()}
+        of_right, of_sent = (
+            _unexplained(evidence, evidence.right),
+            _unexplained(evidence, dict.fromkeys(evidence.sent, 0)),
+        )
+        of_right = {name: min(error, max(of_sent[name], CORRECT)) for name, error in of_right.items()}
         for answer in answers:
             left = _unexplained(evidence, answer.candidate.arrays)
             shares = {name: 1 - left[name] / error if error else 0.0 for name, error in of_right.items()}

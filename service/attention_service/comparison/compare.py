@@ -141,7 +141,7 @@ def compare_question(
 def _compared(
     question: Question, backend: Backend, check: Check, end: float | None, given: Truth | None = None
 ) -> Comparison:
-    """The comparison of one answer. end: of its time, see `limited`; given: its truth; others: as of compare_question"""
+    """The comparison of one answer. end: of its time, see `limited`; given: its truth; others: of compare_question"""
     if unknown := unknown_options(question.plan):
         spec = question.spec._replace(backend="numpy", device="cpu", include=(), top_k=None, average_heads=False)
         metadata = backend.run(make_plan(spec), spec, spec.sources, check).metadata

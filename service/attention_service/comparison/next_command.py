@@ -41,10 +41,9 @@ def next_command(
     if report.verdict.status in ("wrong", "imprecise"):
         return _of_wrong(report, question, request, function or ANY_FUNCTION, " --torch" if takes_tensors else "")
     if report.power.options:
-        shown = {*(() if report.next_input is None else report.next_input.kills)}
-        names = _known(name for name in report.power.survivors if is_left_out(name) and name in shown)
-        seed = 0 if report.next_input is None else report.next_input.seed
-        return _inputs(question, request, names, "inputs that show them", seed) if names else None
+        made = report.next_input
+        names = () if made is None else _known(filter(is_left_out, made.kills))
+        return _inputs(question, request, names, "inputs that show them", made.seed) if made and names else None
     if report.next_input is None or request is None:
         return None
     # One mistake of tiles makes the input as long as all of them do.

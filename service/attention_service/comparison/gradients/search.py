@@ -323,7 +323,7 @@ def _of_part(candidate: Candidate, part: tuple[str, ...], evidence: Evidence) ->
     return replace(candidate, case=case, arrays=arrays)
 
 
-def _unexplained(evidence: Evidence, arrays: Mapping[str, np.ndarray | float]) -> dict[str, float]:
+def _unexplained(evidence: Evidence, arrays: Gradients) -> dict[str, float]:
     """The mean of the squared errors of each wrong gradient that is left beside those of a mistake."""
     left = {}
     for name, sent in evidence.sent.items():

@@ -164,8 +164,8 @@ class Bounds(TileBackward):
 
 class Dithered(TileBackward):
     """Rounds at random what kernels of half types round before products, one of SOURCES at a time: scores, by a query
-    that was multiplied by the scale; D, which is made of the rounded output; weights, of which some kernels make the
-    gradients of scores, too (torch's efficient attention); gradients of scores, and what is added up."""
+    that was scaled; D, of the rounded output; weights, of which some kernels make the gradients of scores, too (torch's
+    efficient attention); gradients of scores, and what is added up."""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class Dithered(TileBackward):
         self._of_scores = np.zeros(())  # of the tile that is computed
 
     def noise(self, shape: tuple[int, ...]) -> np.ndarray:
-        """Errors in half units, as large as the mean ones: few draws of one number are not all small at once then."""
+        """Errors in half units, as large as the mean ones, so that few draws are not all small."""
         return np.where(self._random.integers(0, 2, shape, np.int8), MEAN, -MEAN)
 
     def rounded(self, array: np.ndarray, source: str = "products") -> np.ndarray:
@@ -209,17 +209,16 @@ class Dithered(TileBackward):
             return super().run(tile, self.rounded(weights, "weights"), stages, write)
         errors = self._of_scores
         if self.plan.normalization == "softmax":  # the sum of a row moves all of its weights, also the least ones
-            of_sums = np.square(np.linalg.norm(weights * errors, axis=-1, keepdims=True))
-            errors = np.sqrt(np.square(errors) * (1 - 2 * weights) + of_sums)
+            of_sums = np.linalg.norm(weights * errors, axis=-1, keepdims=True)
+            errors = np.sqrt(np.square(errors) * (1 - 2 * weights) + np.square(of_sums))
         return super().run(tile, weights * (1 + self.noise(errors.shape) / MEAN * errors), stages, write)
 
     def _errors_of_scores(self, tile: Tile, scores: Array) -> np.ndarray:
         """The errors of the scores of a tile, by a query that was rounded after it was multiplied by the scale."""
         scores = np.abs(scores, where=np.isfinite(scores), out=np.zeros_like(scores))
-        query = np.square(self.query[tile.batch, tile.heads, tile.rows])
-        key = np.square(self.key[tile.batch, tile.kv_heads, tile.columns])
-        spread = np.sqrt(grouped_matmul(query, key.swapaxes(-1, -2), self.lib)) * np.abs(self.scale(tile))
-        return np.asarray(MEAN * self._unit * (scores + spread))
+        query, key = self.query[tile.batch, tile.heads, tile.rows], self.key[tile.batch, tile.kv_heads, tile.columns]
+        squares = grouped_matmul(np.square(query), np.square(key).swapaxes(-1, -2), self.lib)
+        return np.asarray(MEAN * self._unit * (scores + np.sqrt(squares) * np.abs(self.scale(tile))))
 
     def of_terms(self, gradient: Array, tile: Tile) -> list[Part]:
         """What a tile adds to a bias, from rounded gradients of scores."""
@@ -244,7 +243,7 @@ class Dithered(TileBackward):
         place, is_softmax = (tile.batch, tile.heads, tile.rows), self.plan.normalization == "softmax"
         is_right = is_softmax and self.output is not None and self._source in ("scores", "delta")
         found = self._case.delta[place][..., None] if is_right else super().delta(tile, weights, of_weights)
-        if self.output is None or self._source != "delta":
+        if self._source != "delta" or self.output is None:
             return found
         outputs = (np.abs(self._case.outputs[place]) * self._unit + self._least) * self.output[place]
         products = weights * of_weights * self._unit
@@ -333,8 +332,7 @@ def _relative(case: GradientCase, slope: float) -> float:
 def _through(case: GradientCase, sums: Sums, first: Gradients) -> dict[str, np.ndarray]:
     """Bounds after the way back through rotations, norms and maps, from errors with random signs."""
     random = np.random.default_rng(0)
-    zeros = {name: np.zeros_like(array) for name, array in sums.items()}
-    base = _fields(case, zeros)
+    base = _fields(case, {name: np.zeros_like(array) for name, array in sums.items()})
     most = {name: np.zeros(np.shape(array)) for name, array in base.items()}
     for _ in range(SIGNS):
         signed = {name: array * random.choice((-1.0, 1.0), array.shape) for name, array in sums.items()}

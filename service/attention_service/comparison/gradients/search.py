@@ -289,10 +289,8 @@ def _hypotheses(answers: list[Answer], evidence: Evidence) -> list[Hypothesis]:
     judged: list[tuple[bool, Hypothesis]] = []
     with np.errstate(all="ignore"):
         # What makes all numbers small explains the error of small ones, but not what was sent.
-        of_right, of_sent = (
-            _unexplained(evidence, evidence.right),
-            _unexplained(evidence, dict.fromkeys(evidence.sent, 0)),
-        )
+        zeros = {name: np.zeros(array.shape) for name, array in evidence.sent.items()}
+        of_right, of_sent = _unexplained(evidence, evidence.right), _unexplained(evidence, zeros)
         of_right = {name: min(error, max(of_sent[name], CORRECT)) for name, error in of_right.items()}
         for answer in answers:
             left = _unexplained(evidence, answer.candidate.arrays)

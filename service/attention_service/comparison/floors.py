@@ -39,7 +39,9 @@ UNTOLD: Final = 1 / 16
 TYPICAL: Final = 3.0
 # Rows whose rounded weights and scores are looked at: those whose values may be moved most. Right outputs are within
 # CORRECT times so many root mean squares of such errors. Few legal ones may all be small by chance.
-MOVED_ROWS: Final = 16
+MOVED_ROWS: Final = 8
+# Numbers of their values that are looked at at a time.
+MOVED: Final = 2**16
 SPREADS: Final = 2.0
 # The root mean square of the relative errors of rounding, in ε.
 RELATIVE: Final = 0.21
@@ -212,19 +214,23 @@ def _moved_outputs(case: Case, problem: Problem, weights: np.ndarray, products: 
 
     weights, products: (b, h, r, k), the latter |q| · |k|, scaled. Of the rows whose outputs may be moved most.
     """
-    values = problem.value if problem.bad_values is None else np.where(problem.bad_values[..., None], 0, problem.value)
-    most = np.abs(values).max(axis=-1, initial=0.0)[:, :, None] * weights
-    sizes = np.vecdot(most, most)
-    chosen = np.unravel_index(np.argsort(sizes, axis=None)[-MOVED_ROWS:], sizes.shape)
-    own, values = weights[chosen].astype(np.float64), values[chosen[:2]].astype(np.float64)
-    squares, found = np.square(own), np.zeros((len(own), values.shape[-1]))
-    if "folded_scale" in case.liberties:
-        of_scores = np.square(products[chosen]) / case.plan.sizes.head_dim
-        found += np.vecmat(squares * of_scores, np.square(values - np.vecmat(own, values)[:, None]))
-    if "rounded_weights" in case.liberties:
-        squares[np.arange(len(own)), own.argmax(axis=-1)] = 0
-        found += np.vecmat(squares, np.square(values))
-    return RELATIVE * epsilon(case.dtype) * math.sqrt(largest(found))
+    value = problem.value
+    if not (value.shape[2] and value.shape[3]):
+        return 0.0
+    most = np.maximum(value.max(axis=-1), -value.min(axis=-1))[:, :, None]  # b h 1 k
+    moved = np.vecdot(np.square(weights), np.square(most))
+    chosen = np.unravel_index(np.argsort(moved, axis=None)[-MOVED_ROWS:], moved.shape)
+    own = weights[chosen].astype(np.float64)
+    squares = np.square(own)
+    of_scores = squares * np.square(products[chosen]) / case.plan.sizes.head_dim * ("folded_scale" in case.liberties)
+    squares *= "rounded_weights" in case.liberties
+    squares[np.arange(len(own)), own.argmax(axis=-1)] = 0
+    found, step = 0.0, max(1, MOVED // own.size)
+    for start in range(0, value.shape[3], step):
+        part = value[*chosen[:2], :, start : start + step].astype(np.float64)
+        apart = part - np.vecmat(own, part)[:, None]
+        found = max(found, largest(np.vecmat(squares, np.square(part)) + np.vecmat(of_scores, np.square(apart))))
+    return RELATIVE * epsilon(case.dtype) * math.sqrt(found)
 
 
 def _equal_neighbours(weights: np.ndarray) -> int:

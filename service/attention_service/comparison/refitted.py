@@ -176,8 +176,9 @@ def _shown_parts(wrong: Wrong, about: np.ndarray, count: int) -> np.ndarray:
 
 
 def _is_told(shows: np.ndarray, about: np.ndarray) -> bool:
-    """True if some of these factors is further from 1 than it is uncertain."""
-    return bool((np.maximum(np.abs(about[0] - 1), np.abs(about[1] - 1)) > 2 * about[4])[shows].any())
+    """True if a part that has a factor is there, and some factor is further from 1 than it is uncertain."""
+    is_other = np.maximum(np.abs(about[0] - 1), np.abs(about[1] - 1)) > 2 * about[4]
+    return bool(shows.any() and is_other[np.isfinite(about[0])].any())
 
 
 def _fact_of_parts(wrong: Wrong, said: str, about: np.ndarray, tiles: np.ndarray, hidden: bool) -> Fact:

@@ -185,8 +185,8 @@ class Dithered(TileBackward):
         self._of_scores = np.zeros(())  # of the tile that is computed
 
     def noise(self, shape: tuple[int, ...]) -> np.ndarray:
-        """Errors in half units, as large as the mean ones, so that few draws are not all small."""
-        return np.where(self._random.integers(0, 2, shape, np.int8), MEAN, -MEAN)
+        """Errors in half units, as large as the mean ones; without a seed alike in all rows."""
+        return np.where(self._random.integers(0, 2, shape if self._is_random else shape[-1:], np.int8), MEAN, -MEAN)
 
     def rounded(self, array: np.ndarray, source: str = "products") -> np.ndarray:
         """An array, each number rounded up or down if that is the source; without a seed to the nearest of the type."""
@@ -251,7 +251,7 @@ class Dithered(TileBackward):
         if is_softmax:
             moved = weights * self._of_scores * (of_weights - found)
             squares += np.vecdot(moved, moved)
-        return found + (self.noise(squares.shape) / MEAN * np.sqrt(squares))[..., None]
+        return found + self.noise((*squares.shape, 1)) / MEAN * np.sqrt(squares)[..., None]
 
     def products(self, tile: Tile, gradient: Array) -> list[Part]:
         """What a tile adds to query and key, from rounded gradients of scores."""
@@ -366,7 +366,7 @@ def _spreads(case: GradientCase, right: Gradients) -> tuple[dict[str, np.ndarray
                 worst[name] += apart
                 squares[name] += np.square(apart)
     nearest = {name: np.zeros(array.shape) for name, array in right.items()}
-    for source in ("weights", "products"):  # equal rows have equal errors, which add up
+    for source in SOURCES:  # equal rows have equal errors, which add up
         for name, array in case.run(partial(Dithered, case=case, source=source, seed=None)).items():
             nearest[name] += np.abs(array - right[name])
     spreads = {}

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from attention_service.attention.arrays import BFLOAT16
-from attention_service.comparison.calls import compare as of_calls
-from attention_service.comparison.calls import judge as of_parts
+from attention_service.comparison.truth import reference_and_baseline
 from attention_service.conformance.judge import diagnose
 from attention_service.conformance.suite import SuiteCase
 from attention_service.library import compare, compare_call
@@ -157,18 +156,17 @@ def test_a_failing_case_of_a_suite_says_its_first_fact() -> None:
 
 def test_the_worst_part_of_a_call_is_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(0)
-    arrays = {name: random.normal(size=(64, 2, 8)).astype(np.float32) for name in "qkv"}
+    arrays: dict[str, Any] = {name: random.normal(size=(64, 2, 8)).astype(np.float32) for name in "qkv"}
     lengths = np.arange(0, 65, 8, dtype=np.int32)
     call = arrays | {"cu_seqlens_q": lengths, "cu_seqlens_k": lengths, "max_seqlen_q": 8, "max_seqlen_k": 8}
-    made, judged = of_parts.reference_and_baseline, []
+    judged: list[Any] = []
 
     def counted(*arguments: Any) -> Any:
         judged.append(arguments)
-        return made(*arguments)
+        return reference_and_baseline(*arguments)
 
-    for module in (of_parts, of_calls):
-        monkeypatch.setattr(module, "reference_and_baseline", counted)
-    monkeypatch.setattr("attention_service.comparison.compare.reference_and_baseline", counted)
+    for module in ("calls.judge", "calls.compare", "compare"):
+        monkeypatch.setattr(f"attention_service.comparison.{module}.reference_and_baseline", counted)
     report = compare_call(
         "flash_attn.flash_attn_varlen_func", actual=random.normal(size=(64, 2, 8)).astype("f4"), **call
     )

@@ -227,7 +227,7 @@ def _moved_outputs(case: Case, problem: Problem, weights: np.ndarray, products: 
     squares[np.arange(len(own)), own.argmax(axis=-1)] = 0
     found, step = 0.0, max(1, MOVED // own.size)
     for start in range(0, value.shape[3], step):
-        part = value[*chosen[:2], :, start : start + step].astype(np.float64)
+        part = value[chosen[0], chosen[1], :, start : start + step].astype(np.float64)
         apart = part - np.vecmat(own, part)[:, None]
         found = max(found, largest(np.vecmat(squares, np.square(part)) + np.vecmat(of_scores, np.square(apart))))
     return RELATIVE * epsilon(case.dtype) * math.sqrt(found)

@@ -44,9 +44,13 @@ def test_a_right_backward_pass_is_right_where_one_score_moves_all_weights(seed: 
     assert report.verdict.ratio <= 2
 
 
-def split_decode(query: np.ndarray, key: np.ndarray, value: np.ndarray, parts: int) -> np.ndarray:
-    """Attention in float32 whose weights are rounded in each part of the keys."""
-    scores = query.astype(np.float32) @ key.astype(np.float32).swapaxes(-1, -2) * np.float32(query.shape[-1] ** -0.5)
+def split_decode(
+    query: np.ndarray, key: np.ndarray, value: np.ndarray, parts: int, *, folds: bool = False
+) -> np.ndarray:
+    """Attention in float32 whose weights are rounded in each part of the keys. folds: True to round the scaled query"""
+    scaled = query.astype(np.float32) * np.float32(query.shape[-1] ** -0.5)
+    scaled = scaled.astype(query.dtype).astype(np.float32) if folds else scaled
+    scores = scaled @ key.astype(np.float32).swapaxes(-1, -2)
     top, total, sums = scores.max(axis=-1, keepdims=True), 0.0, 0.0
     for own, values in zip(np.split(scores, parts, -1), np.split(value.astype(np.float32), parts, -2), strict=True):
         most = own.max(axis=-1, keepdims=True)

@@ -497,14 +497,14 @@ def few(count: int, seed: int) -> bool:
         made["key"][..., 3, :] *= random.choice([1, 20])
         made["value"][..., :1] *= random.choice([1, 30])
         fields: dict[str, Any] = {name: array.astype(dtype) for name, array in made.items()}
-        arrays = [fields[name] for name in ("query", "key", "value")]
+        query, key, value = (fields[name] for name in ("query", "key", "value"))
         answers: dict[str, Any] = {
-            f"{parts} parts{', folded' * folds}": {"output": split_decode(*arrays, parts, folds=folds)}
+            f"{parts} parts{', folded' * folds}": {"output": split_decode(query, key, value, parts, folds=folds)}
             for parts, folds in itertools.product((1, 4), (False, True))
         }
         answers["backward"] = folded_backward(fields, dtype)
         for what, answer in answers.items():
-            asked = fields if what == "backward" else {name: fields[name] for name in ("query", "key", "value")}
+            asked = fields if what == "backward" else {"query": query, "key": key, "value": value}
             verdict = compare(answer, **asked, query_offset=0, time_limit=1e-3).verdict
             is_wrong = verdict.status in ("wrong", "imprecise")
             counts["accused" if is_wrong else "right"] += 1

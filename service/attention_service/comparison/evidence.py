@@ -120,10 +120,13 @@ class Evidence:
         return cls(case, sample, sent, right, limits, wrong & right.keys(), squares)
 
     def of_seen(self, far: Iterable[str]) -> Evidence:
-        """The evidence without wrong arrays that are right in the sample. far: those whose largest error is wrong"""
+        """The evidence without wrong arrays that are right in the sample, unless all are, as baselines of a sample differ.
+
+        far: those whose largest error is wrong
+        """
         limits = {name: CORRECT * self.baselines[name] for name in far if name in self.wrong}
         right = {name for name, most in limits.items() if distance(self.actual[name], self.right[name]) <= most}
-        return replace(self, wrong=self.wrong - right)
+        return replace(self, wrong=self.wrong - right or self.wrong)
 
     def answer(self, names: tuple[str, ...], case: Case) -> Candidate:
         """The candidate that a wrong case is."""

@@ -120,7 +120,7 @@ class Evidence:
         return cls(case, sample, sent, right, limits, wrong & right.keys(), squares)
 
     def of_seen(self, far: Iterable[str]) -> Evidence:
-        """The evidence without wrong arrays that are right in the sample, unless all are, as baselines of a sample differ.
+        """The evidence without wrong arrays that are right in the sample, unless all are: baselines of a sample differ.
 
         far: those whose largest error is wrong
         """

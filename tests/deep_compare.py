@@ -3,7 +3,7 @@
     python -m tests.deep_compare [PART …] [--draws N] [--seed N]
 
 Parts are mistakes, pairs, power, apart, right, kernels, formulas, gradients, backward_formulas, backwards, rounding,
-places, corrupted and hidden.
+places, corrupted, hidden and few.
 
 Each part prints its figures, and what it got wrong. The exit status is 1 if a figure is below what it should be.
 """
@@ -53,6 +53,7 @@ from tests.helpers.planted_gradients import draw_gradients
 from tests.helpers.right_backward import backward, random_request
 from tests.helpers.right_kernels import FOLDS, Kernel, flash
 from tests.peers.conformance.adapters import ADAPTERS
+from tests.test_compare_few_numbers import folded_backward, split_decode
 
 # What the mistakes of each part must reach: the share of those that can be told which are named first.
 MISTAKES: Final = 0.95
@@ -483,6 +484,36 @@ def hidden(count: int, seed: int) -> bool:
     return not counts["another verdict"]
 
 
+def few(count: int, seed: int) -> bool:
+    """Judge right kernels and backward passes of few rows and features, some of them much larger: none is wrong."""
+    counts = Counter[str]()
+    for n in range(seed, seed + count):
+        random = np.random.default_rng(n)
+        dtype = BFLOAT16 if n % 2 else np.dtype(np.float16)
+        rows, keys, (dim, features) = random.integers(1, 4), random.choice([64, 200]), random.choice([1, 4, 8, 64], 2)
+        lengths = {"query": (rows, dim), "key": (keys, dim), "value": (keys, features), "grad_output": (rows, features)}
+        made = {name: random.normal(size=(1, 1, *shape)) for name, shape in lengths.items()}
+        made["query"] *= random.choice([1, 4])
+        made["key"][..., 3, :] *= random.choice([1, 20])
+        made["value"][..., :1] *= random.choice([1, 30])
+        fields: dict[str, Any] = {name: array.astype(dtype) for name, array in made.items()}
+        query, key, value = (fields[name] for name in ("query", "key", "value"))
+        answers: dict[str, Any] = {
+            f"{parts} parts{', folded' * folds}": {"output": split_decode(query, key, value, parts, folds=folds)}
+            for parts, folds in itertools.product((1, 4), (False, True))
+        }
+        answers["backward"] = folded_backward(fields, dtype)
+        for what, answer in answers.items():
+            asked = fields if what == "backward" else {"query": query, "key": key, "value": value}
+            verdict = compare(answer, **asked, query_offset=0, time_limit=1e-3).verdict
+            is_wrong = verdict.status in ("wrong", "imprecise")
+            counts["accused" if is_wrong else "right"] += 1
+            if is_wrong:
+                print(f"  {n}: {what}, {dtype}, {rows} × {keys}, {dim} and {features}: {verdict.message}", flush=True)
+    print(f"few: {dict(counts)}", flush=True)
+    return not counts["accused"]
+
+
 PARTS: Final = {
     "mistakes": (mistakes, 10_000),
     "pairs": (pairs, 900),
@@ -498,6 +529,7 @@ PARTS: Final = {
     "places": (places, 1_000),
     "corrupted": (corrupted, 1_000),
     "hidden": (hidden, 2_000),
+    "few": (few, 1_000),
 }
 
 

@@ -194,6 +194,25 @@ def survivors_of(capsys: pytest.CaptureFixture[str], name: str) -> set[str]:
     return {*report.power.survivors}
 
 
+def test_a_made_input_leads_to_no_other_of_the_same_options() -> None:
+    """Small inputs come once; what comes after them is a suite."""
+    answer, fields = noise()
+    report, question = compare(answer, **fields), make_question(Decoded({"layout": "bhld"} | fields, frozenset()))
+    said = [next_command(report, question, name) or "" for name in ("request.npz", "folder/made.npz")]
+    assert said[0].startswith("attention-service inputs --like request.npz --output made.npz")
+    assert said[1].startswith("attention-service conformance run")
+
+
+def test_inputs_that_cannot_be_made_are_not_offered() -> None:
+    """A kernel that ignores the option is as right, and no made input shows it."""
+    fields = ARRAYS | {"softcap": 1e9}
+    right = attend(**fields).output
+    report = compare(right, **fields)
+    assert report.power.options == ["softcap"]
+    question = make_question(Decoded({"layout": "bhld"} | fields, frozenset()))
+    assert next_command(report.model_copy(update={"next_input": None}), question) is None
+
+
 def test_a_report_of_all_parts_has_twelve_lines_at_most() -> None:
     """Five hypotheses, sixteen facts, four places, what another kernel returned, a long change."""
     answer, fields = noise()

@@ -54,6 +54,7 @@ class Comparison:
     against: that of the other answer
     rows: how many rows of each head were judged; None for all, and for the mistakes that they can show
     ended_early: True if the time limit ended the search
+    truth: what is right, where it was given; it takes as much memory as the comparison
     """
 
     question: Question
@@ -71,6 +72,7 @@ class Comparison:
     against: Comparison | None = None
     rows: int | None = None
     ended_early: bool = False
+    truth: Truth | None = None
 
     @property
     def differences(self) -> dict[str, float]:
@@ -118,13 +120,17 @@ def status_of(ratio: float, *, is_weak: bool) -> str:
     return "inconclusive" if is_weak else "correct"
 
 
-def compare_question(question: Question, backend: Backend, check: Check = no_check) -> Comparison:
+def compare_question(
+    question: Question, backend: Backend, check: Check = no_check, truth: Truth | None = None
+) -> Comparison:
     """Judge what a kernel returned, and what another did. backend: computes the reference; check: raises to end it all
+
+    truth: of the question, None to compute it
 
     Errors: InvalidRequest of every kind, and what `check` raises.
     """
     end = None if question.time_limit is None else time.monotonic() + question.time_limit
-    found = _compared(question, backend, check, end)
+    found = _compared(question, backend, check, end, truth)
     if question.against is None:
         return found
     other = replace(question, actual=question.against, against=None, field="against")
@@ -132,15 +138,19 @@ def compare_question(question: Question, backend: Backend, check: Check = no_che
 
 
 @np.errstate(all="ignore")
-def _compared(question: Question, backend: Backend, check: Check, end: float | None) -> Comparison:
-    """The comparison of one answer. end: of its time, see `limited`; other arguments: as of compare_question"""
+def _compared(
+    question: Question, backend: Backend, check: Check, end: float | None, given: Truth | None = None
+) -> Comparison:
+    """The comparison of one answer. end: of its time, see `limited`; given: its truth; others: of compare_question"""
     if unknown := unknown_options(question.plan):
         spec = question.spec._replace(backend="numpy", device="cpu", include=(), top_k=None, average_heads=False)
         metadata = backend.run(make_plan(spec), spec, spec.sources, check).metadata
         tolerances = usual_tolerances(question.plan.dtype)
         return Comparison(question, metadata, {}, {}, tolerances, [], [], no_power(tolerances), None, unknown)
     tolerances = usual_tolerances(question.plan.dtype) + (() if question.tolerance is None else (question.tolerance,))
-    truth = None if question.has_gradients_alone else reference_and_baseline(question.forward, backend, check)
+    truth = given
+    if truth is None and not question.has_gradients_alone:
+        truth = reference_and_baseline(question.forward, backend, check)
     gradients = None
     if question.gradients is not None:
         sent = read_gradients(question.actual or {}, question.gradients, question.field)
@@ -162,7 +172,7 @@ def _compared(question: Question, backend: Backend, check: Check, end: float | N
         found = _with_outputs(found, truth, learned)
     if gradients is not None:
         found = _with_gradients(found, gradients, judged, of_gradients)
-    return replace(found, ended_early=not is_complete)
+    return replace(found, ended_early=not is_complete, truth=given)
 
 
 def _with_outputs(found: Comparison, truth: Truth, learned: Learned) -> Comparison:
@@ -247,10 +257,13 @@ def learn(
     if wrong:
         is_small = all(truth.judged[name].largest <= CORRECT for name in wrong)
         for hypotheses in search(evidence, mutants, actual.canonical, limits, check):
-            learned.hypotheses = [one for one in hypotheses if not is_small or _explains_rows(one)]
+            if is_small:
+                hypotheses = [one for one in map(evidence.by_rows, hypotheses) if _explains_rows(one)]
+            learned.hypotheses = hypotheses
     if not any(one.is_proof for one in learned.hypotheses):
         learned.facts = facts_of(truth)
-    learned.power = power(evidence, mutants, check, tolerances, Known(right, limits) if right else None)
+    rows = {name: one.rows.legal for name, one in truth.judged.items() if one.rows is not None}
+    learned.power = power(evidence, mutants, check, tolerances, Known(right, limits, rows) if right else None)
     mutants.clear()  # the next input takes as much memory as they do
     sample.forget()
     if suggests:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from threading import Event
 from typing import Final
 
@@ -15,7 +16,7 @@ from attention_service.comparison.baseline import CORRECT, Arrays, arrays_of, ba
 from attention_service.comparison.candidates import Candidate, ratio, unexplained
 from attention_service.comparison.case import INEXPRESSIBLE, Case
 from attention_service.comparison.errors import distance, distances
-from attention_service.comparison.row_errors import judges_rows, mean_squares
+from attention_service.comparison.row_errors import RowErrors, judges_rows, legal_rows, mean_squares
 from attention_service.comparison.sample import Sample, blocks, everything
 from attention_service.comparison.solve import solve
 
@@ -37,8 +38,8 @@ class Hypothesis:
     """A mistake, or several, that may explain an output.
 
     also:      names of other mistakes that have the same answer to this request
-    explained: 1 - |actual - mutant|² / |actual - reference|²; for coarse rounding the share of the size of the error;
-               the least of the wrong arrays, or of those of `part`
+    explained: 1 - |actual - mutant|² / |actual - reference|², or / |actual|² if that is less; for coarse rounding the
+               share of the size of the error; the least of the wrong arrays, or of those of `part`
     ratio:     distance of the output to that of the mutant, in baselines: the mutant's own for the best hypotheses
     is_proof:  True if each array is within two baselines of the mutant's, one of them is ten times closer to it than to
                the reference, and no mistake is one of rounding. In a report also: if this holds on all rows, which is
@@ -119,10 +120,13 @@ class Evidence:
         return cls(case, sample, sent, right, limits, wrong & right.keys(), squares)
 
     def of_seen(self, far: Iterable[str]) -> Evidence:
-        """The evidence without wrong arrays that are right in the sample. far: those whose largest error is wrong"""
+        """The evidence without wrong arrays that are right in the sample, unless all are: baselines of a sample differ.
+
+        far: those whose largest error is wrong
+        """
         limits = {name: CORRECT * self.baselines[name] for name in far if name in self.wrong}
         right = {name for name, most in limits.items() if distance(self.actual[name], self.right[name]) <= most}
-        return replace(self, wrong=self.wrong - right)
+        return replace(self, wrong=self.wrong - right or self.wrong)
 
     def answer(self, names: tuple[str, ...], case: Case) -> Candidate:
         """The candidate that a wrong case is."""
@@ -134,7 +138,7 @@ class Evidence:
 
     def _left(self, arrays: Arrays) -> dict[str, float]:
         """The squared error that is left of each wrong array, in baselines: in a sum one may hide the others."""
-        names = (name for name in self.actual if name in self.wrong)
+        names = (name for name in self.actual if name in self.wrong and name in arrays)
         return {name: unexplained({name: self.actual[name]}, arrays, self.baselines) for name in names}
 
     def contradicts(self, candidate: Candidate) -> bool:
@@ -149,6 +153,9 @@ class Evidence:
         if candidate.rounds:
             return self._judged(candidate, self._share_of_size(candidate), self.baselines)
         left, of_right = self._left(candidate.arrays), self._left(self.right)
+        if "output" in of_right:  # what makes all numbers small explains the error of small ones, but not what was sent
+            of_sent = self._left({"output": np.zeros(self.right["output"].shape)})["output"]
+            of_right["output"] = min(of_right["output"], max(of_sent, CORRECT))
         shares = {name: 1 - left[name] / error if error else 0.0 for name, error in of_right.items()}
         part = explained_part(shares)
         if part:
@@ -157,6 +164,30 @@ class Evidence:
             candidate = replace(candidate, case=case, arrays={**candidate.arrays, **others})
         explained = min((shares[name] for name in part or shares), default=0.0)
         return self._judged(candidate, explained, self.baselines, part)
+
+    @cached_property
+    def legal(self) -> dict[str, np.ndarray]:
+        """The legal mean squares of the rows of the wrong arrays that are judged by rows, see `legal_rows`."""
+        squares = {name: own for name, own in self.squares.items() if name in self.wrong}
+        return legal_rows(self.case, self.sample, squares, self.right)
+
+    def by_rows(self, one: Hypothesis) -> Hypothesis:
+        """A hypothesis that says how much of errors that are too large in the mean of rows alone it explains.
+
+        A mistake explains all of them if rows are legal beside it; coarse rounding as much as it adds to legal errors.
+        """
+        arrays, shares = one.candidate.arrays, [one.explained]
+        for name, legal in self.legal.items():
+            squares = mean_squares(self.actual[name], arrays[name])
+            if one.candidate.rounds:
+                made, sent = (
+                    float(np.sum(np.maximum(mean_squares(of[name], self.right[name], 0.0) - legal, 0)))
+                    for of in (arrays, self.actual)
+                )
+                shares.append(made / sent if sent else 1.0)
+            elif one.explained > 0 and RowErrors(squares, legal).ratio <= 1:
+                shares[0] = 1.0
+        return replace(one, explained=min(shares))
 
     def refined(self, one: Hypothesis) -> Hypothesis:
         """A hypothesis by the baselines of its own case, which are larger where its scores are."""

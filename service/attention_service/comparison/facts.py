@@ -17,7 +17,7 @@ from attention_service.comparison.other_values import other_values
 from attention_service.comparison.places import plural_of
 from attention_service.comparison.refitted import refitted
 from attention_service.comparison.score_curve import score_curve
-from attention_service.comparison.wrong import LISTED, Wrong, shown
+from attention_service.comparison.wrong import LISTED, TOLD, Wrong, shown
 from attention_service.schemas.compare import Fact
 
 LARGEST_HALF: Final = largest_number(np.dtype(np.float16))
@@ -59,17 +59,30 @@ def factor(wrong: Wrong) -> Iterator[Fact]:
     usable = wrong.rows & np.isfinite(own + products + rights) & (rights > 0)
     whole = float(products[usable].sum() / rights[usable].sum())
     error = float(wrong.errors(whole).min())
-    if abs(whole) > error and (said := wrong.said(wrong.sums[3].max(), by=whole)):
+    if abs(whole) > error and abs(whole - 1) > TOLD * error and (said := wrong.said(wrong.sums[3].max(), by=whole)):
         text = f"{said} {{}} is {shown(whole, error)} times the right one{_named(wrong, whole, error)}"
         yield wrong.fact("factor", text, factor=whole)
         return
     each = np.where(usable, products / rights, 1.0)
     least, most = float(each[wrong.rows].min()), float(each[wrong.rows].max())
     if max(-least, most) > error and wrong.said(wrong.sums[3].sum(), by=each):
-        ends = (shown(one, float(wrong.errors(each)[wrong.rows & (each == one)].min())) for one in (least, most))
-        said = f"{wrong.every(is_wrong=True)} {{}} is right up to a factor of the {wrong.axes[2]}"
-        text = f"{said}, from {' to '.join(ends)}"
-        yield next(_extra_sum(wrong, usable), wrong.fact("row_factor", text, least=least, most=most))
+        yield from itertools.islice(itertools.chain(_extra_sum(wrong, usable), _row_factor(wrong, each)), 1)
+
+
+def _row_factor(wrong: Wrong, each: np.ndarray) -> Iterator[Fact]:
+    """The least and the largest factor of rows, of those that are known well enough to say something."""
+    errors = wrong.errors(each)
+    known = TOLD * errors < np.maximum(np.abs(each), 1 / TOLD)
+    ends = [int(at) for at in (np.argmin(np.where(known, each, np.inf)), np.argmax(np.where(known, each, -np.inf)))]
+    (least, most), unsure = each.ravel()[ends].tolist(), errors.ravel()[ends].tolist()
+    if most - least > TOLD * max(unsure):
+        text = f"{wrong.every(is_wrong=True)} {{}} is right up to a factor of the {wrong.axes[2]}"
+        numbers = shown(least, unsure[0]), shown(most, unsure[1])
+        is_whole = known[wrong.rows].all()
+        text += (
+            f", from {' to '.join(numbers)}" if is_whole else f", as {numbers[0]} in one and {numbers[1]} in another"
+        )
+        yield wrong.fact("row_factor", text, least=least, most=most)
 
 
 def _extra_sum(wrong: Wrong, usable: np.ndarray) -> Iterator[Fact]:
@@ -89,6 +102,8 @@ def _extra_sum(wrong: Wrong, usable: np.ndarray) -> Iterator[Fact]:
             numbers = (extra.ravel() if name else by[0, :, 0])[:LISTED]
             errors = wrong.errors(by) / np.where(fits, np.abs(x) * by**2 if name else 1, 0)
             errors = np.where(usable.any(axes), errors.min(axes), 0).ravel()  # 1, or 0, in heads that are right
+            if not (np.abs(numbers - (0 if name else 1)) > TOLD * errors[:LISTED]).any():
+                continue
             heads = f" of {plural_of(wrong.axes[1])} 0 to {len(numbers) - 1}" if len(numbers) > 1 else ""
             what = f"is {', '.join(map(shown, numbers, errors))} times the right one"
             if name:

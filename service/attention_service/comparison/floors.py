@@ -37,6 +37,14 @@ UNKNOWN: Final = 1e250
 UNTOLD: Final = 1 / 16
 # The error of most sums of n products, for each |x| · |y|: only the worst have √n + 2.
 TYPICAL: Final = 3.0
+# Rows whose rounded weights and scores are looked at: those whose values may be moved most. Right outputs are within
+# CORRECT times so many root mean squares of such errors. Few legal ones may all be small by chance.
+MOVED_ROWS: Final = 8
+# Numbers of their values that are looked at at a time.
+MOVED: Final = 2**16
+SPREADS: Final = 2.0
+# The root mean square of the relative errors of rounding, in ε.
+RELATIVE: Final = 0.21
 # The error of a sum of equal numbers that are added one after the other, for each of them: all may be rounded the same
 # way. The largest is n / 2 steps for n numbers, as that of torch's SDPA of one query on a CPU is.
 DRIFT: Final = 1 / 3
@@ -189,11 +197,40 @@ def steps_of(
         total = 1.0
         if problem.normalization == "sigmoid":
             total = max(1.0, largest(np.where(problem.seen, sigmoid(masked_scores(problem)), 0).sum(axis=-1)))
+        least = 0.0
         if is_softmax:
+            if weights is not None and case.dtype.itemsize < 4:
+                least = SPREADS * _moved_outputs(case, problem, weights, products)
             scores = np.abs(scores, out=scores)
             scores, products, inherited = (_by_weight(one, weights) for one in (scores, products, inherited))
         moved = math.hypot(max(root + largest(scores), largest(products)), largest(inherited))
-        return ErrorSteps(largest(errors), moved, (moved * value + inexact) * total, root, legal)
+        outputs = max((moved * value + inexact) * total, least / unit)
+        return ErrorSteps(largest(errors), moved, outputs, root, legal)
+
+
+def _moved_outputs(case: Case, problem: Problem, weights: np.ndarray, products: np.ndarray) -> float:
+    """The largest root mean square of the errors of outputs by weights that are rounded before the product with the
+    values, but the largest, which is 1, and by the query that is rounded after it was multiplied by the scale.
+
+    weights, products: (b, h, r, k), the latter |q| · |k|, scaled. Of the rows whose outputs may be moved most.
+    """
+    value = problem.value
+    if not (value.shape[2] and value.shape[3]):
+        return 0.0
+    most = np.maximum(value.max(axis=-1), -value.min(axis=-1))[:, :, None]  # b h 1 k
+    moved = np.vecdot(np.square(weights), np.square(most))
+    chosen = np.unravel_index(np.argsort(moved, axis=None)[-MOVED_ROWS:], moved.shape)
+    own = weights[chosen].astype(np.float64)
+    squares = np.square(own)
+    of_scores = squares * np.square(products[chosen]) / case.plan.sizes.head_dim * ("folded_scale" in case.liberties)
+    squares *= "rounded_weights" in case.liberties
+    squares[np.arange(len(own)), own.argmax(axis=-1)] = 0
+    found, step = 0.0, max(1, MOVED // own.size)
+    for start in range(0, value.shape[3], step):
+        part = value[chosen[0], chosen[1], :, start : start + step].astype(np.float64)
+        apart = part - np.vecmat(own, part)[:, None]
+        found = max(found, largest(np.vecmat(squares, np.square(part)) + np.vecmat(of_scores, np.square(apart))))
+    return RELATIVE * epsilon(case.dtype) * math.sqrt(found)
 
 
 def _equal_neighbours(weights: np.ndarray) -> int:

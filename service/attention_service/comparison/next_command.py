@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Final
 
 from attention_service.attention.arrays import BFLOAT16
@@ -11,10 +12,13 @@ from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.power import is_left_out
 from attention_service.comparison.recipes import MADE, is_given, recipe_as_json, recipe_of_request
 from attention_service.comparison.truth import Question
+from attention_service.comparison.wrong import is_open
 from attention_service.schemas.compare import CompareReport
 
 # Fields that say what is computed, beside those of MADE.
 OTHERS: Final = frozenset({"normalization", "past_key", "past_value", "query_offset", "scale"})
+# Where inputs are written to.
+OUTPUTS: Final = ("made.npz", "made.safetensors")
 # A function of the user's whose name is not known.
 ANY_FUNCTION: Final = "MODULE:FUNCTION"
 
@@ -37,8 +41,9 @@ def next_command(
     if report.verdict.status in ("wrong", "imprecise"):
         return _of_wrong(report, question, request, function or ANY_FUNCTION, " --torch" if takes_tensors else "")
     if report.power.options:
-        names = _known(filter(is_left_out, report.power.survivors))
-        return _inputs(question, request, names, "inputs that show them")
+        made = report.next_input
+        names = () if made is None else _known(filter(is_left_out, made.kills))
+        return _inputs(question, request, names, "inputs that show them", made.seed) if made and names else None
     if report.next_input is None or request is None:
         return None
     # One mistake of tiles makes the input as long as all of them do.
@@ -52,9 +57,12 @@ def _of_wrong(
 ) -> str | None:
     """The command after a wrong or imprecise answer. called_with: options of commands that call the function"""
     names = _made_for(report)
-    made = recipe_of_request(question.asked, question.plan, names)
-    # An input that was made from a request has the sizes of those that are made from it.
-    leads_on = made.sizes != question.plan.sizes or _are_told_apart(report, names)
+    made, sizes = recipe_of_request(question.asked, question.plan, names).sizes, question.plan.sizes
+    # An input that was made from a request has the sizes of those that are made from it. From one that was made for a
+    # mistake leads on only what is longer, so that no commands go in a circle.
+    is_made = request is not None and Path(request).name in OUTPUTS
+    leads_on = made.query_length * made.key_length > sizes.query_length * sizes.key_length if is_made else made != sizes
+    leads_on = (leads_on and bool(names or not is_made)) or _are_told_apart(report, names)
     if not leads_on and any(one.certainty == "proof" for one in report.hypotheses):
         return None
     if names and leads_on:
@@ -63,7 +71,7 @@ def _of_wrong(
         return _inputs(question, request, names, what, seed)
     run = f"attention-service conformance run {target}{called_with}"
     if report.verdict.status == "imprecise":
-        return f"{run} --dtypes float32  # right there: only the rounding is wrong"
+        return f"{run} --dtypes float32  # if it is right there, only the rounding is wrong"
     if leads_on:
         return _inputs(question, request, (), "small inputs with these options")
     options = _options(question)
@@ -87,8 +95,8 @@ def _options(question: Question) -> list[str]:
 
 
 def _made_for(report: CompareReport) -> tuple[str, ...]:
-    """The mistakes of the first hypothesis for which inputs can be made."""
-    first = report.hypotheses[:1]
+    """The mistakes of the first hypothesis for which inputs can be made, unless a fact says what was sent."""
+    first = [one for one in report.hypotheses[:1] if one.certainty == "proof" or is_open(report.facts)]
     named = (name for one in first for also in (one.name, *one.also) for name in also.split(" and "))
     return _known(named)
 
@@ -104,5 +112,5 @@ def _inputs(question: Question, request: str | None, names: Sequence[str], what:
     words = ["attention-service", "inputs"]
     words += ["--recipe", recipe_as_json(recipe)] if request is None else ["--like", request]
     words += [*(["--seed", str(seed)] if seed else []), *(["--kills", *names] if names else [])]
-    words += ["--output", "made.safetensors" if question.plan.dtype == BFLOAT16 else "made.npz"]  # npz has no bfloat16
+    words += ["--output", OUTPUTS[question.plan.dtype == BFLOAT16]]  # npz has no bfloat16
     return f"{shlex.join(words)}  # {what}"

@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+import numpy as np
+
 from attention_service.backends.base import Check
-from attention_service.comparison.baseline import CORRECT, Arrays, arrays_of, baselines
+from attention_service.comparison.baseline import CORRECT, Arrays, arrays_of
 from attention_service.comparison.candidates import Candidate, ratio
 from attention_service.comparison.case import Case
 from attention_service.comparison.errors import distance
 from attention_service.comparison.evidence import Evidence
 from attention_service.comparison.mutants import MUTANTS
-from attention_service.comparison.row_errors import RowErrors, legal_rows, mean_squares
+from attention_service.comparison.row_errors import RowErrors, judges_rows, legal_rows, mean_squares
 from attention_service.comparison.sample import Sample, blocks, everything
 from attention_service.comparison.samples import is_whole
 from attention_service.comparison.solve import solve
@@ -74,10 +76,11 @@ def no_power(tolerances: Collection[Tolerance]) -> Power:
 
 @dataclass(frozen=True)
 class Known:
-    """The right arrays of all rows, and their baselines."""
+    """The right arrays of all rows, their baselines, and the legal mean squares of the rows that are judged."""
 
     right: Arrays
     limits: Mapping[str, float]
+    legal: Mapping[str, np.ndarray]
 
 
 def power(
@@ -93,10 +96,12 @@ def power(
     """
     case, right, limits = evidence.case, evidence.right, evidence.baselines
     rounding = [one for one in found if one.rounds]
+    legal = legal_rows(case, evidence.sample, evidence.squares, right) if found else {}
     alive = [one for one in found if not (one.rounds or ratio(one.arrays, right, limits) > CORRECT)]
+    alive = [one for one in alive if not _rows_show(_squares_of(one.arrays, right, legal), legal)]
     if alive and not is_whole(case, evidence.sample) and _can_confirm(case):
         alive = _alive(case, alive, right, check, known)
-    alive += _unseen_roundings(evidence, rounding)
+    alive += _unseen_roundings(evidence, rounding, legal)
     shown = _shown_tiles(case, found, alive)
     survive = {one.names[0] for one in alive if one.case.tile is None or one.case.tile in case.tiles}
     survive |= {name for name, kept in shown.items() if kept != case.tiles}
@@ -110,13 +115,22 @@ def power(
     return Power(names, survivors, groups(killed, limits), missed, shown)
 
 
-def _unseen_roundings(evidence: Evidence, found: list[Candidate]) -> list[Candidate]:
+def _squares_of(arrays: Arrays, right: Arrays, names: Collection[str]) -> dict[str, np.ndarray]:
+    """The mean squares of the differences of the rows of some arrays, by name."""
+    return {name: mean_squares(arrays[name], right[name]) for name in names}
+
+
+def _rows_show(squares: Mapping[str, np.ndarray], legal: Mapping[str, np.ndarray]) -> bool:
+    """True if rows with these mean squares of errors are not right, as the verdict says it. legal: by legal rounding"""
+    return any(RowErrors(own, legal[name]).ratio > 1 for name, own in squares.items())
+
+
+def _unseen_roundings(evidence: Evidence, found: list[Candidate], legal: Mapping[str, np.ndarray]) -> list[Candidate]:
     """The candidates whose coarse rounding may not show: that of a kernel has other errors, larger or smaller ones.
 
     In the mean of many rows they are alike; where only the largest error is judged, it must be far from legal.
     """
     right = evidence.right
-    legal = legal_rows(evidence.case, evidence.sample, evidence.squares) if found else {}
 
     def shows(one: Candidate) -> bool:
         if not legal:
@@ -147,29 +161,42 @@ def _passes(one: Candidate, right: Arrays, tolerance: Tolerance) -> bool:
 def _alive(
     case: Case, found: list[Candidate], names: Collection[str], check: Check, known: Known | None
 ) -> list[Candidate]:
-    """The candidates whose answers do not differ from the truth on any row."""
+    """The candidates whose answers do not differ from the truth on any row, nor in the mean of rows."""
     apart = [dict.fromkeys(names, 0.0) for _ in found]
     limits = dict.fromkeys(names, 0.0)
-    for block in blocks(case, everything(case)):
+    whole, sizes = everything(case), case.plan.sizes
+    shape = sizes.batch_size, sizes.num_heads, sizes.query_length
+    judged = [name for name in names if judges_rows(case, name)]
+    legal = {name: np.zeros(shape) for name in judged} if known is None else known.legal
+    squares = [{name: np.zeros(shape) for name in judged} for _ in found]
+    for block in blocks(case, whole):
         check()
         if known is None:
-            right = arrays_of(solve(case, block), names)
-            here = baselines(case, block, right, case.dtype)
+            of_block = Evidence.of(case, block, None, names)
+            right, here = of_block.right, of_block.baselines
+            for name, own in legal_rows(case, block, of_block.squares, right).items():
+                block.put(legal[name], own)
         else:
             right, here = {name: block.of(known.right[name]) for name in names}, dict(known.limits)
         limits.update({name: max(limits[name], limit) for name, limit in here.items()})
-        for largest, found_here in zip(apart, case.each(partial(_distances, block, right), found), strict=True):
-            largest.update({name: max(largest[name], distance) for name, distance in found_here.items()})
+        errors = case.each(partial(_errors, block, right, judged), found)
+        for largest, rows, (distances, of_rows) in zip(apart, squares, errors, strict=True):
+            largest.update({name: max(largest[name], distance) for name, distance in distances.items()})
+            for name, own in of_rows.items():
+                block.put(rows[name], own)
     return [
         one
-        for one, largest in zip(found, apart, strict=True)
-        if all(largest[name] <= CORRECT * limits[name] for name in one.arrays)
+        for one, largest, rows in zip(found, apart, squares, strict=True)
+        if all(largest[name] <= CORRECT * limits[name] for name in one.arrays) and not _rows_show(rows, legal)
     ]
 
 
-def _distances(block: Sample, right: Arrays, one: Candidate) -> dict[str, float]:
-    """How far the answer of a candidate is from the truth in a block."""
-    return {name: distance(array, right[name]) for name, array in arrays_of(solve(one.case, block), one.arrays).items()}
+def _errors(
+    block: Sample, right: Arrays, judged: Collection[str], one: Candidate
+) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """How far the answer of a candidate is from the truth in a block, and the rows of the arrays that they judge."""
+    arrays = arrays_of(solve(one.case, block), one.arrays)
+    return {name: distance(array, right[name]) for name, array in arrays.items()}, _squares_of(arrays, right, judged)
 
 
 def groups(killed: list[Candidate], limits: Mapping[str, float]) -> tuple[tuple[str, ...], ...]:

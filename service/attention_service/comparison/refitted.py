@@ -85,18 +85,22 @@ def told(wrong: Wrong, predict: Predict, lost: float) -> str:
 
 
 def _parts(wrong: Wrong) -> Iterator[Fact]:
-    """Rows are the sums of values that each tile of keys has, times a factor of the row and the tile."""
+    """Rows are the sums of values that each tile of keys, or each equal part of the visible ones, has, times a factor
+    of the row and the tile."""
     keys, features = wrong.case.plan.sizes.key_length, _rank_of_values(wrong)
     sizes = sorted({*TILES, *(-(-keys // count) for count in SPLITS)}, reverse=True)
-    for tile, hidden in itertools.product(sizes, (False, True) if wrong.case.terms else (False,)):
-        count = -(-keys // tile) * (1 + hidden)
-        if tile < keys and 2 * count <= features:
+    tried = [(np.full(len(wrong.rows), tile), -(-keys // tile)) for tile in sizes if tile < keys]
+    lengths = 1 + _ends(wrong)[3][1].max(axis=(1, 2)) if wrong.case.terms else np.full(len(wrong.rows), keys)
+    tried += [(-(-lengths // count), count) for count in SPLITS if np.unique(lengths).size > 1]
+    for hidden, (tiles, parts) in itertools.product((False, True) if wrong.case.terms else (False,), tried):
+        count = parts * (1 + hidden)
+        if 2 * count <= features:
             nothing = np.zeros(count + 1)
             about = np.array([nothing + np.inf, nothing - np.inf, nothing, nothing, nothing + np.inf])
-            said = told(wrong, partial(_of_parts, wrong, tile, hidden, about), math.log2(2 * len(sizes)))
-            if said and about[3, 0] >= SHARE * about[3, 1] and _shown_parts(wrong, about, count).any():
+            said = told(wrong, partial(_of_parts, wrong, tiles, hidden, about), math.log2(2 * len(tried)))
+            if said and about[3, 0] >= SHARE * about[3, 1] and _is_told(_shown_parts(wrong, about, count), about):
                 said = wrong.every(is_wrong=not wrong.rows.all())  # factors are those of wrong rows
-                yield _fact_of_parts(wrong, said, about, tile, hidden)
+                yield _fact_of_parts(wrong, said, about, tiles, hidden)
                 return
 
 
@@ -114,10 +118,11 @@ def _rank_of_values(wrong: Wrong) -> int:
 
 
 def _of_parts(
-    wrong: Wrong, tile: int, hidden: bool, about: np.ndarray, problem: Problem, sent: np.ndarray, sample: Sample
+    wrong: Wrong, tiles: np.ndarray, hidden: bool, about: np.ndarray, problem: Problem, sent: np.ndarray, sample: Sample
 ) -> Prediction:
     """The sums of the parts of a problem that are closest to what was sent. Parts that add little are one, the last.
 
+    tiles: the keys of a part in each batch entry
     about: (5, parts + 1), in which the least and largest factor of each is kept, as far as they are known, and the most
     that it adds; the squared errors that parts of a known factor explain, and all; and the least error of a factor
     """
@@ -126,10 +131,11 @@ def _of_parts(
     powers = np.exp(np.minimum(scores - np.where(np.isneginf(total), 0, total)[..., None], MOST_SCORE))
     shown = [np.where(problem.seen, powers, 0)] + ([np.where(problem.seen, 0, powers)] if hidden else [])
     found, counts = np.empty_like(sent), np.zeros(sent.shape[:3])
-    step = max(1, NUMBERS // (about.shape[1] * sent.shape[3]))
+    step, parts = max(1, NUMBERS // (about.shape[1] * sent.shape[3])), (about.shape[1] - 1) // (1 + hidden)
     for b, h, start in np.ndindex(*sent.shape[:2], -(-sent.shape[2] // step)):
         at = b, h, slice(start * step, start * step + step)
-        sums = np.concatenate([_sums(one[at], problem.value[b, h], tile) for one in shown], axis=1)
+        tile = int(tiles[sample.batches[b]])
+        sums = np.concatenate([_sums(one[at], problem.value[b, h], tile, parts) for one in shown], axis=1)
         little = np.abs(sums).max(axis=2, keepdims=True) <= wrong.tolerance
         rest = np.sum(sums, axis=1, where=little, keepdims=True)
         sums = np.concatenate([np.where(little, 0, sums), rest], axis=1)
@@ -142,7 +148,7 @@ def _of_parts(
         counted = (lengths > NOTICED * wrong.tolerance) & wrong.rows[sample.index][at][:, None]
         shows = counted.copy()
         shows[:, -1] = False
-        rights = np.where(np.arange(shows.shape[1]) * tile < len(problem.value[b, h]), lengths, 0)
+        rights = np.where(np.arange(shows.shape[1]) < parts, lengths, 0)
         explained = np.where(shows, fitted - rights, 0)[:, None] @ units
         errors = np.where(wrong.rows[sample.index][at][:, None], sent[at] - wrong.right[sample.index][at], 0)
         about[3, :2] += np.square(explained).sum(), np.square(errors).sum()
@@ -156,9 +162,9 @@ def _of_parts(
     return found, np.maximum(1, np.abs(found).max(axis=-1) / largest(wrong.right)), counts
 
 
-def _sums(weights: np.ndarray, value: np.ndarray, tile: int) -> np.ndarray:
-    """The sums of values (r, parts, e) of each tile of keys. weights: (r, k), value: (k, e)"""
-    starts = range(0, len(value), tile)
+def _sums(weights: np.ndarray, value: np.ndarray, tile: int, parts: int) -> np.ndarray:
+    """The sums of values (r, parts, e) of each of so many tiles of keys. weights: (r, k), value: (k, e)"""
+    starts = range(0, parts * tile, tile)
     return np.stack([weights[:, start : start + tile] @ value[start : start + tile] for start in starts], axis=1)
 
 
@@ -169,19 +175,28 @@ def _shown_parts(wrong: Wrong, about: np.ndarray, count: int) -> np.ndarray:
     return shows
 
 
-def _fact_of_parts(wrong: Wrong, said: str, about: np.ndarray, tile: int, hidden: bool) -> Fact:
-    keys = wrong.case.plan.sizes.key_length
-    count = -(-keys // tile)
+def _is_told(shows: np.ndarray, about: np.ndarray) -> bool:
+    """True if a part that has a factor is there, and some factor is further from 1 than it is uncertain."""
+    is_other = np.maximum(np.abs(about[0] - 1), np.abs(about[1] - 1)) > 2 * about[4]
+    return bool(shows.any() and is_other[np.isfinite(about[0])].any())
+
+
+def _fact_of_parts(wrong: Wrong, said: str, about: np.ndarray, tiles: np.ndarray, hidden: bool) -> Fact:
+    keys, tile, is_equal = wrong.case.plan.sizes.key_length, int(tiles[0]), bool((tiles == tiles[0]).all())
+    count = (about.shape[1] - 1) // (1 + hidden)
     nothing = np.flatnonzero(np.isfinite(about[0, :count]) & (about[2, :count] <= wrong.tolerance))
     shows = _shown_parts(wrong, about, count)
     ends = sorted((float(about[0, shows].min()), float(about[1, shows].max())))
     least, most = (shown(end, 2 * float(about[4, shows].min())) for end in ends)
-    text = f"{said} {{}} is right up to a factor of the row for each {tile} keys, from {least} to {most}"
+    of = f"each {tile} keys" if is_equal else f"each of {count} equal parts of the keys of its batch entry"
+    text = f"{said} {{}} is right up to a factor of the row for {of}, from {least} to {most}"
     if len(nothing):
-        runs = (f"{one * tile} to {min(one * tile + tile, keys) - 1}" for one in nothing[:LISTED])
-        text += f"; keys {', '.join(runs)} add nothing"
+        runs = [f"{one * tile} to {min(one * tile + tile, keys) - 1}" for one in nothing[:LISTED]]
+        which = f"keys {', '.join(runs)}" if is_equal else f"of parts from 0 on, {', '.join(map(str, nothing))}"
+        text += f"; {which} add nothing"
     text += "; hidden keys take part" if hidden else ""
-    return wrong.fact("part_factors", text, keys=tile, least=about[0, shows][:LISTED], most=about[1, shows][:LISTED])
+    numbers = {"keys": tiles[:LISTED], "least": about[0, shows][:LISTED], "most": about[1, shows][:LISTED]}
+    return wrong.fact("part_factors", text, **numbers)
 
 
 def _other_keys(wrong: Wrong) -> Iterator[Fact]:

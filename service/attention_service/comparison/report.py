@@ -14,7 +14,7 @@ from attention_service.comparison.compare import Comparison
 from attention_service.comparison.evidence import Hypothesis
 from attention_service.comparison.gradients.judge import weak_cotangents
 from attention_service.comparison.recipes import MAX_DIM, options_of
-from attention_service.comparison.wrong import NOUNS
+from attention_service.comparison.wrong import NOUNS, is_open
 from attention_service.pipeline.json_fields import json_fields
 from attention_service.schemas.compare import (
     AgainstReport,
@@ -179,8 +179,7 @@ def _in_words(comparison: Comparison, error: str) -> str:
     if comparison.facts:
         error = _lowered(comparison.facts[0].message).removesuffix(".")
     # A mistake that leaves much of the error, or stands beside a fact that says what was sent, was likely not made.
-    is_open = not comparison.facts or comparison.facts[0].name == "rows_by_keys"
-    if best is not None and best.is_close and is_open:
+    if best is not None and best.is_close and is_open(comparison.facts):
         of = f" of {' and '.join(NOUNS.get(name, name) for name in best.part)}" if best.part else ""
         share = f"{math.floor(100 * best.explained)}% of the error{of}"
         return f"{start} {error}. It resembles this, which explains {share}: {_lowered(best.candidate.message)}"

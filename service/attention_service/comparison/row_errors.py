@@ -27,8 +27,9 @@ TILE: Final = 16
 # How many standard errors the mean share must be above 1/2: of all rows, and of any head or tile, which are many.
 ALL: Final = 4.0
 PART: Final = 6.0
-# What the shares of rows scatter at least: a few that are alike by chance say little.
+# What the shares of rows scatter at least, and as so many rows more do: a few that are alike by chance say little.
 SCATTER: Final = 0.1
+FEW: Final = 2.5
 # A single row may be so many times as far off as legal rounding makes it: right kernels reach 2.3.
 ROW: Final = 4.0
 # Mean squares that an approximate tanh adds to each row, in those of the mean row.
@@ -83,12 +84,14 @@ class RowErrors:
         return max(float(self.ratios.max(initial=0.0)) / ROW, *(min(MOST, ratio) for ratio in parts))
 
 
-def legal_rows(case: Case, sample: Sample, squares: Mapping[str, Sequence[np.ndarray]]) -> dict[str, np.ndarray]:
+def legal_rows(
+    case: Case, sample: Sample, squares: Mapping[str, Sequence[np.ndarray]], right: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
     """The mean squares of legal errors of the rows of a sample, of each array that is judged by rows.
 
-    squares: of each of these arrays, see `legal_squares`
+    squares, right: of each of these arrays, see `legal_squares`
     """
-    return {name: evened(case, legal_squares(case, sample, name, own)) for name, own in squares.items()}
+    return {name: evened(case, legal_squares(case, sample, name, own, right[name])) for name, own in squares.items()}
 
 
 def shares_of(sent: np.ndarray, legal: np.ndarray) -> np.ndarray:
@@ -116,7 +119,7 @@ def _least_mean(shares: np.ndarray, errors: float) -> float:
     count = np.maximum(1, has.sum(axis=1))
     mean = np.sum(parts, axis=1, where=has) / count
     square = np.sum(np.square(parts), axis=1, where=has) / count
-    spread = np.sqrt((square - np.square(mean) + SCATTER**2) / count)
+    spread = np.sqrt((square - np.square(mean) + SCATTER**2 * (1 + FEW / count)) / count)
     least = float(np.max(mean - errors * spread, initial=0.0))
     return math.sqrt(least / (1 - least)) if least < 1 else MOST
 
@@ -146,15 +149,16 @@ def legal_squares(
     block: Sample,
     name: str,
     squares: Sequence[np.ndarray],
+    right: np.ndarray,
     sent: np.ndarray | float = np.inf,
     weights: np.ndarray | None = None,
 ) -> np.ndarray:
     """The mean squares of legal errors of the rows (b, h, r) of a block, of one array.
 
-    All liberties may be taken at once, so what they add to a plain computation is added up. That of rounded weights is
-    at least what it is for most rows: a row of few keys may have less by chance.
+    All liberties may be taken at once, so what they add to a plain computation is added up. That of rounded weights and
+    of the rounded output is at least what it is for most rows: a row of few keys or features may have less by chance.
 
-    squares: of each of `rounded_cases`; sent: of what was sent, as only larger ones matter
+    squares: of each of `rounded_cases`; right: the array (b, h, r, n); sent: of what was sent: only larger ones matter
     weights: those of the plain computation, None to compute them
     """
     variants, (plain, *others) = rounded_cases(case, case.dtype), squares
@@ -169,7 +173,7 @@ def legal_squares(
         assert weights is not None
         values = _squares_of_values(case)[block.batches[larger[0]], case.value_of_head[block.heads[larger[1]]]]
         values = values if block.columns is None else values[..., block.columns]
-        errors = np.vecdot(np.square(weights[larger]), values)
+        errors = np.vecdot(np.square(weights[larger]), values) + np.square(right[larger]).mean(axis=-1)
         found[larger] = np.maximum(found[larger], epsilon(case.dtype) ** 2 / 12 * errors)
     return found
 
@@ -187,7 +191,7 @@ def put_rows(
     """Write the errors of the rows of a block. sent, right: the array (b, h, r, n); others: see `legal_squares`"""
     own = mean_squares(sent, right, unknown=0.0)
     block.put(rows.sent, own)
-    block.put(rows.legal, legal_squares(case, block, name, squares, own, weights))
+    block.put(rows.legal, legal_squares(case, block, name, squares, right, own, weights))
 
 
 def evened(case: Case, legal: np.ndarray) -> np.ndarray:

@@ -121,7 +121,7 @@ def _limits(
         if judges_rows(case, name):
             see = lambda stored: squares.append(mean_squares(stored[name], here[name]))  # noqa: E731
         most = legal_errors(alone, chosen, here, case.dtype, see)[name]
-        return most, legal_squares(alone, chosen, name, squares) if squares else None
+        return most, legal_squares(alone, chosen, name, squares, here[name]) if squares else None
 
     most, legal = dict.fromkeys(sent, 0.0), {name: np.zeros(array.shape[:3]) for name, array in sent.items()}
     for (name, part), (error, squares) in zip(parts, case.each(legal_error, parts), strict=True):

@@ -45,16 +45,20 @@ class Diagnosis:
     """The mistake that a wrong answer shows: the name of a hypothesis, None if no known mistake explains it.
 
     also: the names of other mistakes that have the same answer to the case
+    fact: what is true of the answer, which says more than a mistake that is not proved; None if nothing is known
     """
 
     hypothesis: str | None
     certainty: str | None
     message: str
     also: tuple[str, ...] = ()
+    fact: str | None = None
 
     @property
     def sentence(self) -> str:
-        """The mistake and how sure it is, as text."""
+        """The fact, or the mistake and how sure it is, as text."""
+        if self.fact is not None and self.certainty != "proof":
+            return f"fact: {self.fact}"
         if self.hypothesis is None:
             return self.message
         same = f" (the same here: {', '.join(self.also)})" if self.also else ""
@@ -113,10 +117,11 @@ def diagnose(case: SuiteCase, target: Target) -> Diagnosis | None:
         return None
     except (Exception, SystemExit):  # of somebody else's code: anything
         return None
+    fact = report.facts[0].message if report.facts else None
     if not report.hypotheses:
-        return Diagnosis(None, None, "no known mistake")
+        return Diagnosis(None, None, "no known mistake", fact=fact)
     best = report.hypotheses[0]
-    return Diagnosis(best.name, best.certainty, best.message, tuple(best.also))
+    return Diagnosis(best.name, best.certainty, best.message, tuple(best.also), fact)
 
 
 def _non_finite(name: str, actual: np.ndarray, expected: np.ndarray) -> str:

@@ -88,5 +88,6 @@ def _corner(corner: CornerResult) -> dict[str, Any]:
             "hypothesis": None if found is None else found.hypothesis,
             "certainty": None if found is None else found.certainty,
             "also": [] if found is None else list(found.also),
+            "fact": None if found is None else found.fact,
         }
     return answer

@@ -85,6 +85,7 @@ def _compared(asked: CallQuestion, backend: Backend, check: Check) -> CallCompar
     judged = _Judged({name: WrongPlaces(asked.addressed, name) for name in asked.actual})
     for part in parts(asked.addressed):
         check()
+        judged.forget()
         with _renamed(asked.addressed, part):
             judged.add(part, judge(question_of(asked, part), backend, check, asked.rows))
     worst = judged.worst
@@ -107,6 +108,10 @@ class _Judged:
     part: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     parts: list[tuple[np.ndarray, bool]] = field(default_factory=list)
     passes: dict[str, bool] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        """Drop what is right for the worst part: it takes as much memory as the comparison of the next one."""
+        self.worst = None if self.worst is None else replace(self.worst, truth=None)
 
     def add(self, part: np.ndarray, found: Comparison) -> None:
         """Add a part and its comparison."""
@@ -153,7 +158,8 @@ def _searched(
     if found and asked.is_brief:
         end = time.monotonic()
     question = _in_time(question_of(asked, judged.part), end)
-    worst = compare_question(question, backend, check)
+    assert judged.worst is not None
+    worst = compare_question(question, backend, check, judged.worst.truth)
     worst = replace(worst, passes=judged.passes, ended_early=worst.ended_early or ended_early)
     if found:
         worst = replace(worst, hypotheses=[_hypothesis(found, question, check), *worst.hypotheses], facts=())
@@ -177,7 +183,7 @@ def _of_all(asked: CallQuestion, judged: _Judged, worst: Comparison, backend: Ba
     proof = next((one for one in worst.hypotheses if one.is_proof), None)
     if proof is not None and not is_of_each(proof, judged.part, asked, backend, check):
         moved = _as_offsets(proof, judged)
-        facts = () if moved else facts_of(reference_and_baseline(worst.question, backend, check))
+        facts = () if moved else facts_of(worst.truth or reference_and_baseline(worst.question, backend, check))
         worst, proof = replace(worst, hypotheses=moved, facts=facts), None
     wrong, right = ([part for part, is_bad in judged.others if is_bad == kind] for kind in (True, False))
     is_known = proof is not None and is_in_all(proof, wrong, asked, backend, check)
@@ -197,7 +203,7 @@ def _of_all(asked: CallQuestion, judged: _Judged, worst: Comparison, backend: Ba
     facts = (
         (_known_in_part(proof, judged),)
         if is_known
-        else facts_of(reference_and_baseline(worst.question, backend, check))
+        else facts_of(worst.truth or reference_and_baseline(worst.question, backend, check))
     )
     return replace(worst, hypotheses=[replace(one, is_proof=False) for one in worst.hypotheses], facts=facts)
 

@@ -13,7 +13,7 @@ from attention_service.comparison.baseline import CORRECT
 from attention_service.comparison.compare import Comparison, compare_question
 from attention_service.comparison.power import no_power
 from attention_service.comparison.rows import compare_rows
-from attention_service.comparison.truth import Question
+from attention_service.comparison.truth import Question, reference_and_baseline
 
 
 def judge(question: Question, backend: Backend, check: Check, rows: int | None = None) -> Comparison:
@@ -34,8 +34,9 @@ def right(question: Question, backend: Backend, check: Check, rows: int | None =
 
 
 def _whole(question: Question, backend: Backend, check: Check) -> Comparison:
-    """The whole comparison without a search for mistakes."""
-    found = compare_question(replace(question, time_limit=0), backend, check)
+    """The whole comparison without a search for mistakes, with its truth."""
+    truth = reference_and_baseline(question, backend, check)
+    found = compare_question(replace(question, time_limit=0), backend, check, truth)
     return replace(found, ended_early=False, power=no_power(found.tolerances))
 
 

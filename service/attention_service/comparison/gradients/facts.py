@@ -13,6 +13,7 @@ from attention_service.comparison.baseline import CORRECT
 from attention_service.comparison.case import Case
 from attention_service.comparison.facts import find_facts
 from attention_service.comparison.gradients.judge import GradientTruth
+from attention_service.comparison.gradients.row_sums import other_row_sums
 from attention_service.comparison.gradients.terms import (
     MOST_PLACES,
     WHOLE_BITS,
@@ -52,7 +53,7 @@ def facts_of_gradients(truth: GradientTruth, arrays: Iterable[WrongGradient]) ->
         for wrong in arrays:
             own = list(_summed_places(wrong)) or find_facts([wrong])
             of_tiles = itertools.chain(terms_of_tiles(wrong, truth), terms_of_scores(wrong, truth))
-            others = itertools.chain(terms_of_heads(wrong, truth), of_tiles)
+            others = itertools.chain(terms_of_heads(wrong, truth), of_tiles, other_row_sums(wrong, truth))
             found[wrong.name] = own or list(itertools.islice(others, 1))
     return found
 

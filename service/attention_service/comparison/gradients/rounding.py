@@ -25,6 +25,7 @@ from attention_service.backends.dense.backward import Backward
 from attention_service.backends.dense.gradients import TileBackward
 from attention_service.backends.dense.library import Array, ArrayLibrary
 from attention_service.backends.dense.operands import LoadedOperands
+from attention_service.backends.dense.products import grouped_matmul
 from attention_service.comparison.errors import epsilon, largest_number, smallest_normal, ulp
 from attention_service.comparison.floors import UNKNOWN
 from attention_service.comparison.gradients.case import GradientCase, Gradients, Sums, stored_dtype
@@ -163,8 +164,8 @@ class Bounds(TileBackward):
 
 class Dithered(TileBackward):
     """Rounds at random what kernels of half types round before products, one of SOURCES at a time: scores, by a query
-    that was multiplied by the scale; D, which is made of the rounded output; weights, of which some kernels make the
-    gradients of scores, too (torch's efficient attention); gradients of scores, and what is added up."""
+    that was scaled; D, of the rounded output; weights, of which some kernels make the gradients of scores, too (torch's
+    efficient attention); gradients of scores, and what is added up."""
 
     def __init__(
         self,
@@ -181,12 +182,11 @@ class Dithered(TileBackward):
         self._least = 2.0**-25 if case.dtype == np.float16 else 0.0
         self._random, self._is_random = np.random.default_rng(seed or 0), seed is not None
         self.reads = self.reads | {"scaled_scores"}
-        self._norms = [np.sqrt(np.vecdot(array, array)) for array in (self.query, self.key)]
+        self._of_scores = np.zeros(())  # of the tile that is computed
 
     def noise(self, shape: tuple[int, ...]) -> np.ndarray:
-        """Errors in half units, as large as the mean ones: few draws are not small all at once then, where one number
-        makes the error of a row."""
-        return np.where(self._random.integers(0, 2, shape, np.int8), MEAN, -MEAN)
+        """Errors in half units, as large as the mean ones; without a seed alike in all rows."""
+        return np.where(self._random.integers(0, 2, shape if self._is_random else shape[-1:], np.int8), MEAN, -MEAN)
 
     def rounded(self, array: np.ndarray, source: str = "products") -> np.ndarray:
         """An array, each number rounded up or down if that is the source; without a seed to the nearest of the type."""
@@ -203,29 +203,30 @@ class Dithered(TileBackward):
 
     def run(self, tile: Tile, weights: Array, stages: Mapping[str, Array], write: Any) -> list[Part]:
         """What a tile adds, from weights of scores whose query or key was multiplied by the scale and rounded."""
+        if self._source in ("scores", "delta"):
+            self._of_scores = self._errors_of_scores(tile, stages["scaled_scores"])
         if self._source != "scores":
             return super().run(tile, self.rounded(weights, "weights"), stages, write)
-        scores = np.where(np.isfinite(stages["scaled_scores"]), stages["scaled_scores"], 0.0)
-        norms = [
-            self._norms[0][tile.batch, tile.heads, tile.rows],
-            self._norms[1][tile.batch, tile.kv_heads, tile.columns],
-        ]
-        repeated = np.repeat(norms[1], self._case.group, axis=1)
-        spread = (
-            norms[0][..., None] * repeated[:, :, None] * np.abs(self.scale(tile)) / math.sqrt(self.plan.sizes.head_dim)
-        )
-        moved = weights * (1 + self._unit * self.noise(scores.shape) * (np.abs(scores) + spread))
-        return super().run(tile, moved, stages, write)
+        errors = self._of_scores
+        if self.plan.normalization == "softmax":  # the sum of a row moves all of its weights, also the least ones
+            of_sums = np.linalg.norm(weights * errors, axis=-1, keepdims=True)
+            errors = np.sqrt(np.square(errors) * (1 - 2 * weights) + np.square(of_sums))
+        return super().run(tile, weights * (1 + self.noise(errors.shape) / MEAN * errors), stages, write)
+
+    def _errors_of_scores(self, tile: Tile, scores: Array) -> np.ndarray:
+        """The errors of the scores of a tile, by a query that was rounded after it was multiplied by the scale."""
+        scores = np.abs(scores, where=np.isfinite(scores), out=np.zeros_like(scores))
+        query, key = self.query[tile.batch, tile.heads, tile.rows], self.key[tile.batch, tile.kv_heads, tile.columns]
+        squares = grouped_matmul(np.square(query), np.square(key).swapaxes(-1, -2), self.lib)
+        return np.asarray(MEAN * self._unit * (scores + np.sqrt(squares) * np.abs(self.scale(tile))))
 
     def of_terms(self, gradient: Array, tile: Tile) -> list[Part]:
         """What a tile adds to a bias, from rounded gradients of scores."""
         return super().of_terms(self.rounded(gradient), tile)
 
     def over_rows(self, left: Array, right: Array, tile: Tile) -> Array:
-        """The product of each head, rounded before heads of a group are added.
-
-        Few draws of an error for each head could all cancel, so that the sum has one error, as large as all of them.
-        """
+        """The product of each head, rounded before heads are added. Few draws of errors of heads could all cancel, so
+        that the sum has one error, as large as all of them."""
         each = self.added(np.matmul(left.swapaxes(-1, -2), right), self.plan.sizes.query_length)
         b, h, k, x = each.shape
         each = each.reshape(b, h // self._case.group, self._case.group, k, x)
@@ -238,16 +239,19 @@ class Dithered(TileBackward):
         return found + self.noise(found.shape) * np.sqrt(np.square(errors).sum(axis=2))
 
     def delta(self, tile: Tile, weights: Array, of_weights: Array) -> Array:
-        """D, from an output that was rounded, and made of rounded weights: one number that all features share."""
-        if self.output is None or self._source != "delta":
-            return super().delta(tile, weights, of_weights)
-        place = tile.batch, tile.heads, tile.rows
+        """D, from an output that was rounded, and made of rounded weights and scores: one number for all features."""
+        place, is_softmax = (tile.batch, tile.heads, tile.rows), self.plan.normalization == "softmax"
+        is_right = is_softmax and self.output is not None and self._source in ("scores", "delta")
+        found = self._case.delta[place][..., None] if is_right else super().delta(tile, weights, of_weights)
+        if self._source != "delta" or self.output is None:
+            return found
         outputs = (np.abs(self._case.outputs[place]) * self._unit + self._least) * self.output[place]
         products = weights * of_weights * self._unit
-        spread = np.sqrt(np.vecdot(outputs, outputs) + np.vecdot(products, products))
-        is_softmax = self.plan.normalization == "softmax"
-        found = self._case.delta[place][..., None] if is_softmax else super().delta(tile, weights, of_weights)
-        return found + (spread * self._random.choice((-1.0, 1.0), spread.shape))[..., None]
+        squares = np.vecdot(outputs, outputs) + np.vecdot(products, products)
+        if is_softmax:
+            moved = weights * self._of_scores * (of_weights - found)
+            squares += np.vecdot(moved, moved)
+        return found + self.noise((*squares.shape, 1)) / MEAN * np.sqrt(squares)[..., None]
 
     def products(self, tile: Tile, gradient: Array) -> list[Part]:
         """What a tile adds to query and key, from rounded gradients of scores."""
@@ -328,8 +332,7 @@ def _relative(case: GradientCase, slope: float) -> float:
 def _through(case: GradientCase, sums: Sums, first: Gradients) -> dict[str, np.ndarray]:
     """Bounds after the way back through rotations, norms and maps, from errors with random signs."""
     random = np.random.default_rng(0)
-    zeros = {name: np.zeros_like(array) for name, array in sums.items()}
-    base = _fields(case, zeros)
+    base = _fields(case, {name: np.zeros_like(array) for name, array in sums.items()})
     most = {name: np.zeros(np.shape(array)) for name, array in base.items()}
     for _ in range(SIGNS):
         signed = {name: array * random.choice((-1.0, 1.0), array.shape) for name, array in sums.items()}
@@ -363,7 +366,7 @@ def _spreads(case: GradientCase, right: Gradients) -> tuple[dict[str, np.ndarray
                 worst[name] += apart
                 squares[name] += np.square(apart)
     nearest = {name: np.zeros(array.shape) for name, array in right.items()}
-    for source in ("weights", "products"):  # equal rows have equal errors, which add up
+    for source in SOURCES:  # equal rows have equal errors, which add up
         for name, array in case.run(partial(Dithered, case=case, source=source, seed=None)).items():
             nearest[name] += np.abs(array - right[name])
     spreads = {}

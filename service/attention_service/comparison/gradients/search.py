@@ -288,7 +288,10 @@ def _hypotheses(answers: list[Answer], evidence: Evidence) -> list[Hypothesis]:
     ones = dict.fromkeys(evidence.right, 1.0)
     judged: list[tuple[bool, Hypothesis]] = []
     with np.errstate(all="ignore"):
-        of_right = _unexplained(evidence, evidence.right)
+        # What makes all numbers small explains the error of small ones, but not what was sent.
+        zeros = {name: np.zeros(array.shape) for name, array in evidence.sent.items()}
+        of_right, of_sent = _unexplained(evidence, evidence.right), _unexplained(evidence, zeros)
+        of_right = {name: min(error, max(of_sent[name], CORRECT)) for name, error in of_right.items()}
         for answer in answers:
             left = _unexplained(evidence, answer.candidate.arrays)
             shares = {name: 1 - left[name] / error if error else 0.0 for name, error in of_right.items()}

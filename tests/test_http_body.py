@@ -250,7 +250,7 @@ def test_each_of_several_hosts_is_checked(hosts: list[bytes], is_allowed: bool) 
     request_ = scope(*((b"host", host) for host in hosts), http_version="1.0")
     headers, error = read_head(request_)
     assert error is None
-    assert (check_host(headers[b"host"], request_, ["*.inner.example"]) is None) == is_allowed
+    assert (check_host(headers[b"host"], request_, ("*.inner.example",)) is None) == is_allowed
 
 
 async def refuse(scope: Any, receive: Any, send: Any) -> None:

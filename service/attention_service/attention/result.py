@@ -56,8 +56,11 @@ class Metadata(NamedTuple):
     hidden_by: Mapping[str, int] | None = None
 
     def present(self) -> dict[str, Any]:
-        """The fields of an answer by name, without one that is None."""
-        return {name: value for name, value in zip(self._fields, self, strict=True) if value is not None}
+        """The fields of an answer by name, without `hidden_by` if it is None."""
+        fields = self._asdict()
+        if self.hidden_by is None:
+            del fields["hidden_by"]
+        return fields
 
 
 @dataclass(slots=True)

@@ -79,7 +79,7 @@ class Entry:
         # An Upgrade header is ignored (RFC 9110, section 7.8), but httptools stops parsing after it, as if the protocol
         # had changed, and uvicorn then parses later bytes of the body as a new request.
         self.closes_after_upgrade = settings.http_parser == "httptools"
-        self._allowed_hosts = split_list(settings.allowed_hosts.lower())
+        self._allowed_hosts = tuple(split_list(settings.allowed_hosts.lower()))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, whatever happens inside."""
@@ -183,9 +183,10 @@ class Exchange:
     def _more_headers(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         """The headers that a response with these gets: of security, and to end the connection."""
         more = [NO_SNIFFING]
-        is_page = any(name == b"content-type" and value.startswith(b"text/html") for name, value in headers)
-        if is_page and not any(name == POLICY for name, _ in headers):
-            more += PAGE
+        for name, value in headers:
+            if name == b"content-type" and value.startswith(b"text/html") and POLICY not in dict(headers):
+                more += PAGE
+                break
         must_close = self._entry.engine.stopping or (self._entry.closes_after_upgrade and b"upgrade" in self._headers)
         if must_close and self._scope["http_version"] < "2" and CLOSE_HEADER not in headers:
             more.append(CLOSE_HEADER)

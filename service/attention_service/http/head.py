@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import Final
 
@@ -17,6 +18,8 @@ MAX_LENGTH_DIGITS: Final = 18
 MAX_LENGTH: Final = 10**MAX_LENGTH_DIGITS
 CODING: Final = b"transfer-encoding"
 CLOSE: Final = {"Connection": "close"}
+# Bytes of the longest Host: a name of 253, a colon and a port.
+MAX_HOST: Final = 259
 PORT: Final = re.compile(r":\d*$")
 VERSIONS: Final = ("1.0", "1.1", "2", "3")  # of which 2 and 3 come from other servers than uvicorn
 
@@ -65,17 +68,22 @@ def _error(version: str, headers: Mapping[bytes, bytes], repeated: Mapping[bytes
     return None
 
 
-def check_host(given: bytes | None, scope: Scope, allowed: Sequence[str]) -> ServiceError | None:
+def check_host(given: bytes | None, scope: Scope, allowed: tuple[str, ...]) -> ServiceError | None:
     """The error for a Host that is not allowed: a page of that name would read what no other origin may read."""
-    for name in () if given is None else given.decode("latin-1").lower().split(", "):  # HTTP/1.0 may have several
-        host = PORT.sub("", name)
-        if not (names_this_machine(host, scope) or any(is_covered(host, pattern) for pattern in allowed)):
-            expected = "Host: localhost, an address of this machine, or a name in ATTENTION_ALLOWED_HOSTS"
-            return BadRequest.at("", expected, quote(host))
-    return None
+    if given is None or (len(given) <= MAX_HOST and _is_allowed(given, (scope.get("server") or ("",))[0], allowed)):
+        return None
+    expected = "Host: localhost, an address of this machine, or a name in ATTENTION_ALLOWED_HOSTS"
+    return BadRequest.at("", expected, quote(given.decode("latin-1").lower()))
 
 
-def names_this_machine(host: str, scope: Scope) -> bool:
+@lru_cache(maxsize=64)  # as parsing an address takes as long as all other checks of a head
+def _is_allowed(given: bytes, server: str, allowed: tuple[str, ...]) -> bool:
+    """True if each of the hosts, of which HTTP/1.0 may have several, names this machine or is allowed."""
+    hosts = [PORT.sub("", name) for name in given.decode("latin-1").lower().split(", ")]
+    return all(names_this_machine(host, server) or any(is_covered(host, name) for name in allowed) for host in hosts)
+
+
+def names_this_machine(host: str, server: str) -> bool:
     """True for localhost, loopback addresses, and the address that the connection of the request was made to."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
@@ -84,7 +92,7 @@ def names_this_machine(host: str, scope: Scope) -> bool:
     except ValueError:
         return False
     address = getattr(address, "ipv4_mapped", None) or address  # is_loopback knows these from Python 3.13 on
-    return address.is_loopback or str(address) == (scope.get("server") or ("",))[0]
+    return address.is_loopback or str(address) == server
 
 
 def is_covered(host: str, pattern: str) -> bool:

@@ -131,8 +131,8 @@ async def model_ready(request: Request, model_name: ModelName) -> ModelReady:
 async def infer(request: Request, model_name: ModelName) -> Response:
     """Computes the same as POST /attention. Arrays are inputs, other fields parameters; outputs replace `include`."""
     await check_name(request, model_name)
-    codecs, operation = partial(negotiate_inference, model=model_name), request.app.state.engine.attention
-    return await respond(request.scope, request.receive, operation, codecs)
+    engine, codecs = request.app.state.engine, partial(negotiate_inference, model=model_name)
+    return await respond(engine, request.scope, request.receive, engine.attention, codecs)
 
 
 async def infer_version(request: Request, model_name: ModelName, model_version: ModelVersion) -> Response:

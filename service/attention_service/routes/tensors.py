@@ -57,6 +57,7 @@ class AnswerTensors:
         self._app = app
         # Looked up at the first request, as Starlette builds its middleware then.
         self._direct: dict[str, tuple[TensorRoute, Operation[Any, Any, Any]]] | None = None
+        self._engine: Engine
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -64,6 +65,7 @@ class AnswerTensors:
             await self._app(scope, receive, send)
             return
         if self._direct is None:
+            self._engine = scope["app"].state.engine
             self._direct = direct_routes(scope["app"])
         found = self._direct.get(scope["path"])
         if found is None:
@@ -71,7 +73,7 @@ class AnswerTensors:
             return
         scope["route"], operation = found
         try:
-            response = await respond(scope, receive, operation)
+            response = await respond(self._engine, scope, receive, operation)
         except Exception as error:
             handlers = scope["app"].exception_handlers
             kinds = (kind for kind in type(error).__mro__ if kind in handlers and kind is not Exception)
@@ -104,7 +106,8 @@ def _endpoint(row: TensorOperation) -> Callable[[Request], Awaitable[Response]]:
     """The endpoint that answers by the operation of a row."""
 
     async def answer(request: Request) -> Response:
-        return await respond(request.scope, request.receive, row.operation(request.app.state.engine))
+        engine = request.app.state.engine
+        return await respond(engine, request.scope, request.receive, row.operation(engine))
 
     return answer
 
@@ -115,6 +118,7 @@ def add_tensor_route(app: FastAPI, path: str, endpoint: Callable[..., Any], **do
 
 
 async def respond(
+    engine: Engine,
     scope: Scope,
     receive: Receive,
     operation: Operation[P, E, R],
@@ -124,7 +128,6 @@ async def respond(
 
     codecs: from the headers to the decoder and what encodes the response; by default those of `negotiate`
     """
-    engine: Engine = scope["app"].state.engine
     settings = engine.settings
     record, headers = record_of(scope), headers_of(scope)
     if scope["query_string"]:

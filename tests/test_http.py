@@ -73,22 +73,6 @@ def test_a_large_request_is_computed_in_a_thread_with_the_same_result() -> None:
     assert first["attention_weights"] == second["attention_weights"]
 
 
-def test_response_head_and_body_arrive_together(client: httpx.Client) -> None:
-    """For bodies in JSON and for bodies that are views of arrays."""
-    body = json.dumps(GOOD)
-    for accept in ("application/json", "application/x-npz", "application/vnd.safetensors"):
-        with socket.create_connection((client.base_url.host, client.base_url.port or 0)) as connection:
-            head = (
-                f"POST /attention HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-                f"Accept: {accept}\r\nContent-Length: {len(body)}\r\n\r\n"
-            )
-            connection.sendall((head + body).encode())
-            answer, _, content = connection.recv(2**16).partition(b"\r\n\r\n")
-        length = re.search(rb"content-length: (\d+)", answer)
-        assert length is not None
-        assert len(content) == int(length[1])
-
-
 def test_unknown_paths_and_methods_get_a_404_or_405(client: httpx.Client) -> None:
     missing = client.get("/nowhere")
     assert (missing.status_code, missing.json()["code"], missing.json()["instance"]) == (404, "not_found", "/nowhere")

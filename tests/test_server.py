@@ -551,7 +551,7 @@ def test_sending_to_a_closed_connection_is_not_an_error(
             await client.send(GET)
             return await client.receive()
 
-    assert run(main()) == b""
+    assert run(main())[:15] == (b"HTTP/1.1 200 OK" if sent else b"")
     assert caplog.records == []
 
 
@@ -599,27 +599,6 @@ def test_a_cancelled_request_closes_its_connection(parser: str, sent: bool, capl
 
     assert (b"part" in run(main())) is sent
     assert caplog.records == []
-
-
-@PARSERS
-def test_response_head_and_body_are_sent_in_one_write(parser: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    writes: list[bytes] = []
-
-    async def main() -> bytes:
-        async with connection(echo, parser) as client:
-            await client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc")
-            return await client.receive()
-
-    send = socket.socket.send
-
-    def recorded(self: socket.socket, data: bytes) -> int:
-        writes.append(bytes(data))
-        return send(self, data)
-
-    monkeypatch.setattr(socket.socket, "send", recorded)
-    answer = run(main())
-    assert answer.endswith(b"\r\n\r\nabc")
-    assert answer in writes
 
 
 def test_requests_get_the_lifespan_state() -> None:

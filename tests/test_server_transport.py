@@ -1,19 +1,18 @@
-"""The transport that joins writes: what it holds back, what it sends, and when it pauses its protocol."""
+"""The transport that measures the progress of sending."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
 
-from attention_service.server.transport import CorkedTransport
+from attention_service.server.transport import MeasuredTransport
 from tests.helpers.waiting import TIMEOUT, until_async
 from tests.test_server import Client
 
@@ -31,7 +30,7 @@ def test_a_lost_connection_has_no_unsent_bytes(new_loop: Callable[[], Any], tls:
 
     class Protocol(asyncio.Protocol):
         def connection_made(self, transport: Any) -> None:
-            self.transport = CorkedTransport(transport, lambda: True)
+            self.transport = MeasuredTransport(transport, lambda: True)
             made.append(self)
 
         def connection_lost(self, exc: Exception | None) -> None:
@@ -58,60 +57,25 @@ def test_a_lost_connection_has_no_unsent_bytes(new_loop: Callable[[], Any], tls:
         assert runner.run(main()) == (0, 0)
 
 
-class Pausing(asyncio.Protocol):
-    """Keeps whether its transport has asked it to pause."""
-
-    paused = False
-
-    def pause_writing(self) -> None:
-        self.paused = True
-
-
-@asynccontextmanager
-async def corked() -> AsyncIterator[tuple[CorkedTransport, Pausing, Client]]:
-    """A corked transport, its protocol, and the other end."""
-    ours, theirs = socket.socketpair()
-    theirs.setblocking(False)
-    transport, protocol = await asyncio.get_running_loop().connect_accepted_socket(Pausing, ours)
-    with theirs:
-        held = CorkedTransport(transport, lambda: True)
-        held.cork()
-        yield held, protocol, Client(theirs)
-        held.abort()
-
-
 @LOOPS
 @pytest.mark.parametrize("parts", [[b""], [b"head", b""], [b"", b"head", b"", memoryview(b"body"), b""]])
 def test_empty_parts_are_not_sent(new_loop: Callable[[], Any], parts: list[bytes | memoryview]) -> None:
-    """h11 ends a message by an empty part, which `writelines` of asyncio would try to send for ever."""
+    """h11 ends a message by an empty part."""
 
     async def main() -> bytes:
-        async with corked() as (transport, _, client):
-            for part in parts:
-                transport.write(part)
-            transport.uncork()
-            transport.write(b"")
-            transport.close()  # which waits until the system has taken all parts
-            received = b""
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        inner, _ = await asyncio.get_running_loop().connect_accepted_socket(asyncio.Protocol, ours)
+        transport, received = MeasuredTransport(inner, lambda: True), b""
+        for part in parts:
+            transport.write(part)
+        transport.close()  # which waits until the system has taken all parts
+        with theirs:
             async with asyncio.timeout(TIMEOUT):
-                while data := await client.receive():
+                while data := await Client(theirs).receive():
                     received += data
-            return received
+        assert transport.written == len(received)
+        return received
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         assert runner.run(main()) == b"".join(parts)
-
-
-@LOOPS
-def test_held_parts_pause_the_protocol_of_a_client_that_does_not_read(new_loop: Callable[[], Any]) -> None:
-    """`writelines` of asyncio would let any number of bytes wait, unnoticed."""
-
-    async def main() -> bool:
-        async with corked() as (transport, protocol, _):
-            for _ in range(2):
-                transport.write(bytes(2**22))
-            transport.uncork()
-            return protocol.paused
-
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        assert runner.run(main())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -36,7 +38,7 @@ class Guard:
         self._settings = settings
         self._keys = Keys(settings.api_keys, settings.api_keys_file)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Answer one request."""
         if scope["type"] == "http" and needs_key(scope["path"], self._settings):
             authorization = headers_of(scope).get(b"authorization", b"")
@@ -44,7 +46,6 @@ class Guard:
             if name is None:
                 expected, got = "Authorization: Bearer and a key", "another key" if authorization else "none"
                 error = Unauthorized.at("", expected, got, headers={"WWW-Authenticate": "Bearer"})
-                await problem(error, Request(scope))(scope, receive, send)
-                return
+                return problem(error, Request(scope))(scope, receive, send)
             record_of(scope).key = name
-        await self._app(scope, receive, send)
+        return self._app(scope, receive, send)

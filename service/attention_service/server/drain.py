@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
+from collections.abc import Awaitable
 from typing import Any, Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -43,14 +44,14 @@ class Drain:
         self._connections: set[Any] = set()
         self._draining: asyncio.Task[None] | None = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Pass on; when the application starts, before it adds handlers of its own, delay the present ones."""
         if scope["type"] == "lifespan":
             scope["state"]["drain"] = self
             if self._seconds and threading.current_thread() is threading.main_thread():
                 for number in (signal.SIGTERM, signal.SIGINT):
                     self._delay_handler(number, asyncio.get_running_loop())
-        await self._app(scope, receive, send)
+        return self._app(scope, receive, send)
 
     @property
     def has_begun(self) -> bool:

@@ -59,21 +59,15 @@ class Progress:
         return message
 
     async def send(self, message: Message) -> None:
-        """Send a message: the head together with the first part of the body. The head says how long it is kept."""
-        starts = message["type"] == "http.response.start"
-        if starts:
-            self._transport.cork()
-            if self._may_keep and CLOSE_HEADER not in message["headers"]:
-                message["headers"] = [*message["headers"], *self._connection.keep_alive]
+        """Send a message. The head says how long the connection is kept."""
+        if message["type"] == "http.response.start" and self._may_keep and CLOSE_HEADER not in message["headers"]:
+            message["headers"] = [*message["headers"], *self._connection.keep_alive]
         try:
             await self._send(message)
         except Exception:
             if not self._transport.is_closing():
                 raise
             await self.disconnected()  # uvicorn has answered the malformed body, and h11 takes no second response
-            return
-        if not starts:
-            self._transport.uncork()
 
     async def disconnected(self) -> None:
         """Wait at most a second until uvicorn has noticed that the client disconnected.

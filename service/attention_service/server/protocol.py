@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from attention_service.http.head import closes, parse_length
 from attention_service.server.drain import Drain
-from attention_service.server.transport import CorkedTransport
+from attention_service.server.transport import MeasuredTransport
 
 # Bytes that are received at once: of a body of known length, and of all else, which can be slow to parse. In pieces of
 # 512 KiB, a body of 6 MB takes half as long as in pieces of 128 KiB, and not less in larger ones.
@@ -72,7 +72,7 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         """Start to wait for the first byte."""
         self._loop = asyncio.get_running_loop()
         self._buffer = received_bytes()
-        self.transport = CorkedTransport(transport, self._is_idle)
+        self.transport = MeasuredTransport(transport, self._is_idle)
         self._protocol.connection_made(self.transport)
         if self._drain is not None:
             self._drain.opened(self)

@@ -1,4 +1,4 @@
-"""The transport that uvicorn writes to: it joins head and body of a response, and measures the progress of sending."""
+"""The transport that uvicorn writes to: it measures the progress of sending, and closes without losing a response."""
 
 from __future__ import annotations
 
@@ -12,22 +12,20 @@ from typing import Any, Final
 # Where the structure tcp_info of Linux (linux/tcp.h) has tcpi_bytes_acked.
 BYTES_ACKED: Final = slice(120, 128)
 
-# Bytes of head and body that take less time to join than a second system call.
-JOINED: Final = 2**16
-
 with suppress(ImportError):  # Windows
     import fcntl
     import termios
 
 
-class CorkedTransport:
-    """A transport that holds what is written while it is corked: head and body of a response take one system call."""
+class MeasuredTransport:
+    """A transport that counts what is written, and half-closes while bytes are on their way.
+
+    is_idle: whether the connection has no request
+    """
 
     def __init__(self, transport: asyncio.Transport, is_idle: Callable[[], bool]) -> None:
         self._transport = transport
         self._is_idle = is_idle
-        self._held: list[Any] = []
-        self._corked = False
         self._closing = False
         self.written = 0  # bytes
 
@@ -35,10 +33,8 @@ class CorkedTransport:
         return getattr(self._transport, name)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Write the data, in order; while corked, hold it."""
-        if self._corked:
-            self._held.append(data)
-        elif data and not self.is_closing():
+        """Write the data; nothing once the transport closes, nor an empty part, by which h11 ends a message."""
+        if data and not self.is_closing():
             self.written += len(data)
             self._transport.write(data)
 
@@ -46,28 +42,11 @@ class CorkedTransport:
         """Break the reference cycle with the protocol. To be called when the connection is lost."""
         self._is_idle = bool  # of nothing: False
 
-    def cork(self) -> None:
-        """Hold what is written from now on."""
-        self._corked = True
-
-    def uncork(self) -> None:
-        """Write all that was held, in one call unless it is long.
-
-        Not by `writelines`: asyncio's spins on an empty part since Python 3.12, and does not pause the protocol.
-        """
-        self._corked = False
-        held, self._held = self._held, []
-        if sum(map(len, held)) <= JOINED:
-            held = [b"".join(held)]
-        for part in held:
-            self.write(part)
-
     def close(self) -> None:
         """Close when everything is sent. With bytes on their way, half-close, and read on until the client closes.
 
         Closing with unread bytes resets the connection: the client may lose the response (RFC 9112, section 9.6).
         """
-        self.uncork()
         quiet = self._is_idle() and not any(self.unsent())
         if quiet or self.is_closing() or not self._transport.can_write_eof():  # TLS reads on by itself
             self._transport.close()

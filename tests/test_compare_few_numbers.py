@@ -102,7 +102,7 @@ def test_power_is_by_the_rule_of_the_verdict() -> None:
     sinks = (random.normal(size=4) * 0.3 - 5.5).astype(np.float32)
     fields |= {"sinks": sinks, "is_causal": True}
     report = compare(without_sinks(fields), **fields)
-    assert report.verdict.status == "imprecise"
+    assert report.verdict.status == "wrong"
     assert report.power.options == []
     assert "sinks.absent" not in report.power.survivors
     assert report.hypotheses[0].name == "sinks.absent"

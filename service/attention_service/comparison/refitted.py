@@ -195,7 +195,8 @@ def _fact_of_parts(wrong: Wrong, said: str, about: np.ndarray, tiles: np.ndarray
         which = f"keys {', '.join(runs)}" if is_equal else f"of parts from 0 on, {', '.join(map(str, nothing))}"
         text += f"; {which} add nothing"
     text += "; hidden keys take part" if hidden else ""
-    numbers = {"keys": tiles[:LISTED], "least": about[0, shows][:LISTED], "most": about[1, shows][:LISTED]}
+    sizes = tiles[:1] if is_equal else tiles[:LISTED]
+    numbers = {"keys": sizes, "least": about[0, shows][:LISTED], "most": about[1, shows][:LISTED]}
     return wrong.fact("part_factors", text, **numbers)
 
 

@@ -30,6 +30,8 @@ PART: Final = 6.0
 # What the shares of rows scatter at least, and as so many rows more do: a few that are alike by chance say little.
 SCATTER: Final = 0.1
 FEW: Final = 2.5
+# Numbers of an output that are few: their rounding may be less than usual by chance.
+FEW_NUMBERS: Final = 4
 # A single row may be so many times as far off as legal rounding makes it: right kernels reach 2.3.
 ROW: Final = 4.0
 # Mean squares that an approximate tanh adds to each row, in those of the mean row.
@@ -173,7 +175,10 @@ def legal_squares(
         assert weights is not None
         values = _squares_of_values(case)[block.batches[larger[0]], case.value_of_head[block.heads[larger[1]]]]
         values = values if block.columns is None else values[..., block.columns]
-        errors = np.vecdot(np.square(weights[larger]), values) + np.square(right[larger]).mean(axis=-1)
+        errors = np.vecdot(np.square(weights[larger]), values)
+        own = np.square(right[larger], dtype=np.float64)  # of which one may be as large as all others
+        is_few = np.square(own.sum(axis=-1)) < FEW_NUMBERS * np.square(own).sum(axis=-1)
+        errors += np.where(is_few, own.mean(axis=-1), 0)
         found[larger] = np.maximum(found[larger], epsilon(case.dtype) ** 2 / 12 * errors)
     return found
 

@@ -18,8 +18,8 @@ from attention_service.comparison.gradients.terms import MOST_SCORES, WrongGradi
 from attention_service.comparison.wrong import TOLD, shown
 from attention_service.schemas.compare import Fact
 
-# Rows of the query heads of a group whose sums are solved for at once.
-MOST_ROWS: Final = 1024
+# Multiplications of the solution for the sums of all rows that share a key: half a second.
+MOST_WORK: Final = 2**28
 # Squares of singular values, of the largest one, below which sums of rows are not told apart.
 RANK: Final = 1e-12
 
@@ -54,7 +54,8 @@ def other_row_sums(wrong: WrongGradient, truth: GradientTruth) -> Iterator[Fact]
     rows = case.group * sizes.query_length
     if not is_plain or case.cotangent is None or not wrong.rows.any():
         return
-    if wrong.name == "grad_key" and (rows > MOST_ROWS or case.delta.size * sizes.key_length > MOST_SCORES):
+    work, scores = case.delta.size * rows**2, case.delta.size * sizes.key_length
+    if wrong.name == "grad_key" and (work > MOST_WORK or scores > MOST_SCORES):
         return
 
     def made(sums: np.ndarray, kept: np.ndarray | None = None) -> np.ndarray:

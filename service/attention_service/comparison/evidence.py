@@ -202,7 +202,16 @@ class Evidence:
         found = ratio(self.actual, candidate.arrays, limits)
         is_closer = any(self._is_closer(candidate, name) for name in self.actual)
         proves = found <= CORRECT and is_closer and not (candidate.rounds or part) and self._can_prove(candidate)
+        # Beyond all usual rounding another mistake may be as close by chance, but hardly in the mean of rows.
+        proves = proves and (found <= 1 or self._rows_are_legal(candidate))
         return Hypothesis(candidate, explained, found, proves, part=part)
+
+    def _rows_are_legal(self, candidate: Candidate) -> bool:
+        """True if the rows of all wrong arrays that are judged by rows are legal beside a candidate."""
+        return all(
+            RowErrors(mean_squares(self.actual[name], candidate.arrays[name], unknown=0.0), legal).ratio <= 1
+            for name, legal in self.legal.items()
+        )
 
     def _can_prove(self, candidate: Candidate) -> bool:
         """False for one query and one key, which many mistakes agree on, and where a fitted number explains no more

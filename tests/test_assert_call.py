@@ -154,7 +154,7 @@ def test_a_finite_logsumexp_of_no_keys_is_shown_in_its_own_base(rounds: bool, sa
     np.testing.assert_array_equal((report.reference or {})["logsumexp"], [[4.0, 4.0], [-np.inf, -np.inf]])
     assert f"the logsumexp is wrong: {said} " in report.verdict.message
     assert "finite, where minus infinity is right" in report.verdict.message
-    assert report.verdict.message.endswith("most in sequence 1 of 2, head 0, query 0: -50000 where -inf is right.")
+    assert report.verdict.message.endswith("worst in sequence 1 of 2, head 0, query 0: -50000 where -inf is right.")
     assert (report.where[0].worst or [])[0].actual == -5e4
 
 

@@ -384,7 +384,7 @@ def test_where_counts_all_parts() -> None:
     assert elements.worst is not None
     assert elements.worst[0].index == [1, 2, 0, 5]
     assert (
-        "1 of 96 elements of the output (1.0%) are wrong, most in sequence 1 of 3, head 2, query 0" in elements.message
+        "1 of 96 elements of the output (1.0%) are wrong, worst in sequence 1 of 3, head 2, query 0" in elements.message
     )
     assert (sequences.what, sequences.indices, heads.what, heads.indices) == ("sequences", [1], "heads", [2])
     report = judged(DECODE, call.arguments, None, sums)

@@ -152,7 +152,7 @@ def _error_in_words(comparison: Comparison) -> str:
     most, mean = worst.rows.in_words
     of_rows = f"up to {most:.2g} times as far off as legal rounding makes them"
     return (
-        f"the worst rows, unlike the others, are {of_rows}"
+        f"the worst rows are {of_rows}"
         if worst.place is not None
         else f"rows are {of_rows}, {mean:.2g} times in the mean"
     )

@@ -69,7 +69,7 @@ class WrongPlaces:
         size = int(call.query.lengths.sum()) * call.query.heads * (1 if name == "logsumexp" else call.value.features)
         sequence, head, query, *_ = self.elements[0].index
         message = (
-            f"{self.count} of {size} elements of {NOUNS.get(name, name)} ({self.count / size:.1%}) are wrong, most in "
+            f"{self.count} of {size} elements of {NOUNS.get(name, name)} ({self.count / size:.1%}) are wrong, worst in "
             f"sequence {sequence} of {len(self.sequences)}, head {head}, query {query}"
         )
         sent, right = np.array([self.elements[0].actual, self.elements[0].reference], np.float64)

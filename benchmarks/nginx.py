@@ -7,7 +7,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,8 @@ from benchmarks.table import Server
 NGINX: Final = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 MISSING: Final = "nginx is not installed (Debian package nginx)"
 START_SECONDS: Final = 10.0
-CONFIGURATION: Final = """\
+# What every configuration has, with what stands in `http`.
+FRAME: Final = """\
 worker_processes 1;
 daemon off;
 pid nginx.pid;
@@ -29,15 +30,17 @@ http {{
     access_log off;
     client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path fastcgi; scgi_temp_path scgi;
     uwsgi_temp_path uwsgi;
-    keepalive_requests 1000000000;
     proxy_http_version 1.1;
     proxy_set_header Connection "";
+    {http}
+}}
+"""
+HEADERS: Final = """
+    keepalive_requests 1000000000;
     proxy_set_header Host $host;
     proxy_set_header X-Request-ID $request_id;
     proxy_set_header X-Forwarded-For $remote_addr;
     proxy_set_header X-Forwarded-Proto $scheme;
-    {servers}
-}}
 """
 # It connects anew where a connection was idle: uvicorn closes one after 5 s, while others are measured.
 SERVER: Final = """
@@ -59,18 +62,27 @@ def proxied(servers: Mapping[Server, Running]) -> Iterator[dict[Server, Running]
         return
     behind = {server: replace(running, port=free_port()) for server, running in servers.items()}
     parts = (SERVER.format(service=servers[server].port, port=running.port) for server, running in behind.items())
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "nginx.conf")
-        path.write_text(CONFIGURATION.format(servers="".join(parts)))
-        with subprocess.Popen([NGINX, "-e", "stderr", "-p", folder, "-c", path], stderr=subprocess.PIPE) as process:
-            try:
-                _wait(process, [running.port for running in behind.values()])
-                yield behind
-            finally:
-                process.terminate()
+    ports = [running.port for running in behind.values()]
+    configuration = FRAME.format(http=HEADERS + "".join(parts))
+    with tempfile.TemporaryDirectory() as folder, nginx(Path(folder), configuration, *ports):
+        yield behind
 
 
-def _wait(process: subprocess.Popen[bytes], ports: list[int]) -> None:
+@contextmanager
+def nginx(folder: Path, configuration: str, *ports: int) -> Iterator[None]:
+    """Run nginx in a folder with this configuration, once it takes connections at the ports. Errors: NotStarted."""
+    assert NGINX is not None, MISSING
+    path = folder / "nginx.conf"
+    path.write_text(configuration)
+    with subprocess.Popen([NGINX, "-e", "stderr", "-p", folder, "-c", path], stderr=subprocess.PIPE) as process:
+        try:
+            _wait(process, ports)
+            yield
+        finally:
+            process.terminate()
+
+
+def _wait(process: subprocess.Popen[bytes], ports: Sequence[int]) -> None:
     """Return once all ports take connections. Errors: NotStarted."""
     end = time.monotonic() + START_SECONDS
     for port in ports:

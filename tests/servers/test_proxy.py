@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
+from benchmarks.nginx import FRAME, nginx
 from benchmarks.serving import free_port
-from tests.attack.server import TIMEOUT, post, within
-from tests.servers.servers import ROOT, SERVERS, is_ready, started
+from tests.attack.server import post
+from tests.servers.servers import ROOT, SERVERS, started
 
 SERVICE = SERVERS[0]
 BODY = {"input": [[1, 0], [0, 1]]}
@@ -23,19 +21,8 @@ BODY = {"input": [[1, 0], [0, 1]]}
 CONNECTIONS = 300
 # nginx with persistent connections, as its documentation describes them (module upstream, keepalive) and ingress-nginx
 # has them. Each path has one of its own, which is idle from its first request to its second.
-KEEPING = """\
-worker_processes 1;
-daemon off;
-pid nginx.pid;
-error_log stderr warn;
-events {{ worker_connections 1024; }}
-http {{
-    access_log off;
-    client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path fastcgi; scgi_temp_path scgi;
-    uwsgi_temp_path uwsgi;
+KEEPING = """
     keepalive_timeout 0;
-    proxy_http_version 1.1;
-    proxy_set_header Connection "";
     proxy_set_header Host localhost;
     {upstreams}
     server {{
@@ -43,24 +30,9 @@ http {{
         location / {{ proxy_pass http://127.0.0.1:{service}; }}
         {locations}
     }}
-}}
 """
 UPSTREAM = "upstream u{number} {{ server 127.0.0.1:{service}; keepalive 1; keepalive_timeout {seconds}s; }}"
 LOCATION = "location = /{number}/attention {{ proxy_pass http://u{number}/attention; }}"
-
-
-@contextmanager
-def proxy(folder: Path, configuration: str, port: int) -> Iterator[str]:
-    """The URL of an nginx that runs in the folder with this configuration, and listens at the port."""
-    (folder / "nginx.conf").write_text(configuration)
-    command = ["nginx", "-e", "stderr", "-p", str(folder), "-c", str(folder / "nginx.conf")]
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
-        try:
-            assert within(TIMEOUT, lambda: process.poll() is not None or is_ready(port))
-            assert process.poll() is None, process.stderr and process.stderr.read().decode()
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
 
 
 async def ask_twice(port: int, number: int, pause: float) -> list[int]:
@@ -102,7 +74,8 @@ def test_a_proxy_that_keeps_connections_loses_no_request(
             "\n".join(line.format(number=n, **values) for n in range(CONNECTIONS)) for line in (UPSTREAM, LOCATION)
         )
         upstreams, locations = lines
-        with proxy(tmp_path, KEEPING.format(upstreams=upstreams, locations=locations, **values), port):
+        keeping = KEEPING.format(upstreams=upstreams, locations=locations, **values)
+        with nginx(tmp_path, FRAME.format(http=keeping), port):
             assert asyncio.run(ask_all(port, pauses)) == {200: 2 * CONNECTIONS}
 
 
@@ -119,7 +92,8 @@ def test_the_proxy_of_the_compose_file_passes_requests(tmp_path: Path) -> None:
         }.items():
             assert given in text
             text = text.replace(given, wanted)
-        with proxy(tmp_path, "daemon off;\n" + text, port) as url, httpx.Client(base_url=url) as client:
+        url = f"http://127.0.0.1:{port}"
+        with nginx(tmp_path, "daemon off;\n" + text, port), httpx.Client(base_url=url) as client:
             answers = [client.post("/attention", json=BODY) for _ in range(3)]
             assert client.get("/metrics").status_code == 404
     assert {answer.status_code for answer in answers} == {200}

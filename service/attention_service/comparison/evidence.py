@@ -16,7 +16,7 @@ from attention_service.comparison.baseline import CORRECT, Arrays, arrays_of, ba
 from attention_service.comparison.candidates import Candidate, ratio, unexplained
 from attention_service.comparison.case import INEXPRESSIBLE, Case
 from attention_service.comparison.errors import distance, distances
-from attention_service.comparison.row_errors import RowErrors, judges_rows, legal_rows, mean_squares
+from attention_service.comparison.row_errors import RowErrors, judges_rows, legal_rows, mean_squares, rows_show
 from attention_service.comparison.sample import Sample, blocks, everything
 from attention_service.comparison.solve import solve
 
@@ -208,10 +208,9 @@ class Evidence:
 
     def _rows_are_legal(self, candidate: Candidate) -> bool:
         """True if the rows of all wrong arrays that are judged by rows are legal beside a candidate."""
-        return all(
-            RowErrors(mean_squares(self.actual[name], candidate.arrays[name], unknown=0.0), legal).ratio <= 1
-            for name, legal in self.legal.items()
-        )
+        arrays = candidate.arrays
+        squares = {name: mean_squares(self.actual[name], arrays[name], unknown=0.0) for name in self.legal}
+        return not rows_show(squares, self.legal)
 
     def _can_prove(self, candidate: Candidate) -> bool:
         """False for one query and one key, which many mistakes agree on, and where a fitted number explains no more

@@ -16,7 +16,7 @@ from attention_service.comparison.case import Case
 from attention_service.comparison.errors import distance
 from attention_service.comparison.evidence import Evidence
 from attention_service.comparison.mutants import MUTANTS
-from attention_service.comparison.row_errors import RowErrors, judges_rows, legal_rows, mean_squares
+from attention_service.comparison.row_errors import RowErrors, judges_rows, legal_rows, mean_squares, rows_show
 from attention_service.comparison.sample import Sample, blocks, everything
 from attention_service.comparison.samples import is_whole
 from attention_service.comparison.solve import solve
@@ -98,7 +98,7 @@ def power(
     rounding = [one for one in found if one.rounds]
     legal = legal_rows(case, evidence.sample, evidence.squares, right) if found else {}
     alive = [one for one in found if not (one.rounds or ratio(one.arrays, right, limits) > CORRECT)]
-    alive = [one for one in alive if not _rows_show(_squares_of(one.arrays, right, legal), legal)]
+    alive = [one for one in alive if not rows_show(_squares_of(one.arrays, right, legal), legal)]
     if alive and not is_whole(case, evidence.sample) and _can_confirm(case):
         alive = _alive(case, alive, right, check, known)
     alive += _unseen_roundings(evidence, rounding, legal)
@@ -118,11 +118,6 @@ def power(
 def _squares_of(arrays: Arrays, right: Arrays, names: Collection[str]) -> dict[str, np.ndarray]:
     """The mean squares of the differences of the rows of some arrays, by name."""
     return {name: mean_squares(arrays[name], right[name]) for name in names}
-
-
-def _rows_show(squares: Mapping[str, np.ndarray], legal: Mapping[str, np.ndarray]) -> bool:
-    """True if rows with these mean squares of errors are not right, as the verdict says it. legal: by legal rounding"""
-    return any(RowErrors(own, legal[name]).ratio > 1 for name, own in squares.items())
 
 
 def _unseen_roundings(evidence: Evidence, found: list[Candidate], legal: Mapping[str, np.ndarray]) -> list[Candidate]:
@@ -187,7 +182,7 @@ def _alive(
     return [
         one
         for one, largest, rows in zip(found, apart, squares, strict=True)
-        if all(largest[name] <= CORRECT * limits[name] for name in one.arrays) and not _rows_show(rows, legal)
+        if all(largest[name] <= CORRECT * limits[name] for name in one.arrays) and not rows_show(rows, legal)
     ]
 
 

@@ -86,6 +86,11 @@ class RowErrors:
         return max(float(self.ratios.max(initial=0.0)) / ROW, *(min(MOST, ratio) for ratio in parts))
 
 
+def rows_show(squares: Mapping[str, np.ndarray], legal: Mapping[str, np.ndarray]) -> bool:
+    """True if rows with these mean squares of errors are not right, as the verdict says it. legal: by legal rounding"""
+    return any(RowErrors(own, legal[name]).ratio > 1 for name, own in squares.items())
+
+
 def legal_rows(
     case: Case, sample: Sample, squares: Mapping[str, Sequence[np.ndarray]], right: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:

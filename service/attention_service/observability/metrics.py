@@ -47,7 +47,7 @@ MAX_UNCOUNTED: Final = 1000
 
 # What the counters of a request are labelled by: protocol, operation, status and code; and if it was computed the media
 # types of request and response, backend and kernel.
-_Key = tuple[str, str, int, str | None, str | None, str | None, str | None, str | None]
+_Key = tuple[str, str, int, str | None, tuple[str, str, str, str] | None]
 
 
 class _Totals:
@@ -141,10 +141,11 @@ class Metrics:
         """Count the answer to a request in flight."""
         self.in_flight -= 1
         computed = request.computed
-        key: _Key = request.protocol, request.operation, request.status, request.code, None, None, None, None
+        labels = None
         if computed is not None:
-            kernel = computed.metadata.backend, computed.metadata.kernel
-            key = (*key[:4], computed.request_type, computed.response_type, *kernel)
+            metadata = computed.metadata
+            labels = computed.request_type, computed.response_type, metadata.backend, metadata.kernel
+        key = request.protocol, request.operation, request.status, request.code, labels
         totals = self._totals.get(key)
         if totals is None:
             totals = self._totals[key] = _Totals()
@@ -156,7 +157,7 @@ class Metrics:
         """Hand all numbers over to prometheus_client, whose counters take longer than a small product of matrices."""
         while self._totals:
             key, totals = self._totals.popitem()
-            protocol, operation, status, code, request_type, response_type, *kernel = key
+            protocol, operation, status, code, labels = key
             count = len(totals.seconds)
             self._requests(protocol, operation, status).inc(count)
             observe = self._seconds(operation).observe
@@ -164,7 +165,8 @@ class Metrics:
                 observe(seconds)
             if code is not None:
                 self._problems(code).inc(count)
-            if request_type is not None:
+            if labels is not None:
+                request_type, response_type, *kernel = labels
                 self._received(request_type).inc(totals.received)
                 self._decode(request_type).inc(totals.decode)
                 self._queue.inc(totals.queue)

@@ -43,11 +43,10 @@ class Timings:
 
     def header(self) -> str:
         """The value of a Server-Timing header (W3C Server Timing), in milliseconds, of the steps that are done."""
-        steps = self.decode * 1e3, self.prepare * 1e3, self.queue * 1e3, self.compute * 1e3, self.encode * 1e3
-        # Formatting by % takes half of the time of an f-string.
-        if not self.encode:
-            return "decode;dur=%.3f, prepare;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f" % steps[:4]  # noqa: UP031
-        return "decode;dur=%.3f, prepare;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, encode;dur=%.3f" % steps  # noqa: UP031
+        steps = self.decode * 1e3, self.prepare * 1e3, self.queue * 1e3, self.compute * 1e3
+        # UP031: four numbers by % take half of the time of an f-string, in every response.
+        text = "decode;dur=%.3f, prepare;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f" % steps  # noqa: UP031
+        return f"{text}, encode;dur={self.encode * 1e3:.3f}" if self.encode else text
 
 
 class Execution:

@@ -59,7 +59,7 @@ def test_each_call_has_a_line_and_the_wrong_one_its_mistake(tmp_path: Path, caps
         verdict = "wrong" if number == 17 else "correct"
         assert line.startswith(f"{number:>4} {verdict:12} {folder.name}: {function}, 3 sequences")
         assert line.endswith("3 sequences") == (number != 17)
-    assert re.search(r"; pages\.batch_shifted; \d+ of 192 elements of the output \(.*\) are wrong, most in", lines[17])
+    assert re.search(r"; pages\.batch_shifted; \d+ of 192 elements of the output \(.*\) are wrong, worst in", lines[17])
 
 
 def test_a_process_that_ends_is_an_error(tmp_path: Path) -> None:

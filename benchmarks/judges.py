@@ -28,9 +28,11 @@ import numpy as np
 from attention_service.attention.arrays import BFLOAT16
 from attention_service.backends.base import no_check
 from attention_service.codecs.decoded import Decoded
-from attention_service.comparison.baseline import CORRECT, arrays_of, baselines, rounded_cases, stored_dtype
-from attention_service.comparison.candidates import Candidate, candidates, ratio
+from attention_service.comparison.baseline import arrays_of, baselines, rounded_cases, stored_dtype
+from attention_service.comparison.candidates import candidates
 from attention_service.comparison.case import Case, make_case
+from attention_service.comparison.engine.candidate import Candidate, ratio
+from attention_service.comparison.engine.rules import CORRECT
 from attention_service.comparison.mutants.masks import LeftOut
 from attention_service.comparison.problem import Answer, Problem, rounded
 from attention_service.comparison.sample import everything
@@ -394,7 +396,8 @@ def judged(judges: Sequence[Judge]) -> list[Findings]:
             findings.right = len(kernels)
             findings.refused |= {place for place, arrays in enumerate(kernels) if not judge.accepts(arrays, trial)}
         others = (
-            Candidate((name,), one, arrays_of(solve(one, sample), right)) for name, one in extra_kernels(case, names)
+            Candidate((name,), one, arrays_of(solve(one, sample), right), name)
+            for name, one in extra_kernels(case, names)
         )
         for wrong in itertools.chain(candidates(case, sample, right, no_check), others):
             # An array that a mistake does not have (the logsumexp of heads in another order) is right.

@@ -137,7 +137,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def without_suggestions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Comparisons suggest no next input, the search for which takes most of the time of small ones."""
-    monkeypatch.setattr("attention_service.comparison.compare.suggest", lambda *given, **more: None)
+    monkeypatch.setattr("attention_service.comparison.compare.suggestions", lambda *given, **more: iter(()))
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,8 @@ import pytest
 
 from attention_service import attend
 from attention_service.codecs.decoded import Decoded
-from attention_service.comparison.compare import facts_of
 from attention_service.comparison.mutants import MUTANTS
+from attention_service.comparison.outputs import facts_of
 from attention_service.comparison.question import make_question
 from attention_service.comparison.text import as_text
 from attention_service.comparison.truth import reference_and_baseline

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from attention_service.codecs.decoded import Decoded
-from attention_service.comparison.compare import facts_of
+from attention_service.comparison.outputs import facts_of
 from attention_service.comparison.question import make_question
 from attention_service.comparison.truth import reference_and_baseline
 from attention_service.library import compare

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attention_service.comparison.candidates import Candidate
-from attention_service.comparison.evidence import Hypothesis
+from attention_service.comparison.engine.candidate import Candidate
+from attention_service.comparison.engine.hypothesis import Hypothesis
 from attention_service.comparison.places import places, worst
 
 
@@ -77,7 +77,7 @@ def test_the_order_of_hypotheses() -> None:
     case: Any = None
 
     def hypothesis(*names: str, explained: float, ratio: float = 100.0, is_proof: bool = False) -> Hypothesis:
-        return Hypothesis(Candidate(names, case, {}), explained, ratio, is_proof)
+        return Hypothesis(Candidate(names, case, {}, ""), explained, ratio, is_proof)
 
     ordered = [
         hypothesis("two", "mistakes", explained=0.7, is_proof=True),

@@ -13,8 +13,9 @@ import pytest
 
 from attention_service import compare
 from attention_service.codecs.decoded import Decoded
-from attention_service.comparison.compare import compare_question, facts_of
+from attention_service.comparison.compare import compare_question
 from attention_service.comparison.memory import comparison_bytes
+from attention_service.comparison.outputs import facts_of
 from attention_service.comparison.question import make_question
 from attention_service.comparison.truth import reference_and_baseline
 from attention_service.library.calls import backends

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Final
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from attention_service.attention.arrays import compute_dtype
 from attention_service.comparison.case import Case
+from attention_service.comparison.engine.rules import TINY, Arrays
 from attention_service.comparison.errors import distance, largest, ulp
 from attention_service.comparison.floors import floors, right_weights
 from attention_service.comparison.legal import legal_roundings
@@ -17,16 +18,8 @@ from attention_service.comparison.problem import Answer, rounded
 from attention_service.comparison.sample import Sample
 from attention_service.comparison.solve import solve
 
-# Up to so many baselines an output is correct, up to so many imprecise, and above wrong.
-CORRECT: Final = 2.0
-IMPRECISE: Final = 10.0
 # The arrays that kernels return and mutants change, and the attributes of an Answer that hold them.
 FIELDS: Final = {"output": "output", "logsumexp": "logsumexp", "attention_weights": "weights"}
-
-# The smallest float64: a baseline is never 0.
-TINY: Final = 5e-324
-# Arrays of a sample by their names in the API.
-Arrays = Mapping[str, np.ndarray]
 
 
 def rounded_cases(case: Case, dtype: np.dtype) -> list[Case]:

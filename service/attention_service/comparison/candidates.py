@@ -1,15 +1,15 @@
-"""Candidates: mutants and what they answer for a sample, and how far that is from other arrays."""
+"""The answers of mutants for a sample."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from attention_service.backends.base import Check
-from attention_service.comparison.baseline import Arrays, arrays_of
+from attention_service.comparison.baseline import arrays_of
 from attention_service.comparison.case import Case
-from attention_service.comparison.errors import distance, square
+from attention_service.comparison.engine.candidate import Candidate
+from attention_service.comparison.engine.rules import Arrays
 from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.sample import Sample
 from attention_service.comparison.solve import solve
@@ -47,38 +47,19 @@ NOT_COMBINED: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, eq=False)
-class Candidate:
-    """A wrong case, and its arrays for a sample. names: of the mutants that made it, the first edit first
+def make_candidate(names: tuple[str, ...], case: Case, arrays: Arrays) -> Candidate[Case]:
+    """The candidate of a wrong case. names: of the mutants that made it; arrays: its own, of a sample"""
+    return Candidate(names, case, arrays, " ".join(MESSAGES[name] for name in names))
 
-    did: what the kernel did, as a sentence, of a mistake that is not in MESSAGES
-    """
 
-    names: tuple[str, ...]
-    case: Case
-    arrays: Arrays
-    did: str | None = None
-
-    @property
-    def rounds(self) -> bool:
-        """True if a mistake is one of rounding."""
-        return any(name.startswith("precision.") and name != "precision.overflow16" for name in self.names)
-
-    @property
-    def is_fitted(self) -> bool:
-        """True if a number of the mistake is estimated from the output."""
-        return not FITTED.isdisjoint(self.names)
-
-    @property
-    def message(self) -> str:
-        """What the kernel did."""
-        said = " ".join(MESSAGES[name] for name in self.names) if self.did is None else self.did
-        return f"{said} ({self.case.detail})" if self.case.detail else said
+def is_fitted(candidate: Candidate[Case]) -> bool:
+    """True if a number of the mistake is estimated from the output."""
+    return not FITTED.isdisjoint(candidate.names)
 
 
 def candidates(
     case: Case, sample: Sample, right: Arrays, check: Check, wanted: Collection[str] = MUTANTS
-) -> Iterator[Candidate]:
+) -> Iterator[Candidate[Case]]:
     """The answers of all mutants that apply to a case and show in the arrays that are compared.
 
     right: these arrays of the sample; they stand where a mutant has none of its own. check: called before each
@@ -92,23 +73,9 @@ def candidates(
             if "output" in right or mutant.group not in ONLY_OUTPUT:
                 yield from ((mutant.name, wrong) for wrong in mutant.edit(case))
 
-    def answered(one: tuple[str, Case]) -> Candidate:
+    def answered(one: tuple[str, Case]) -> Candidate[Case]:
         check()
         name, wrong = one
-        return Candidate((name,), wrong, {**right, **arrays_of(solve(wrong, sample), right)})
+        return make_candidate((name,), wrong, {**right, **arrays_of(solve(wrong, sample), right)})
 
     return case.each(answered, edited())
-
-
-def ratio(one: Arrays, other: Arrays, baselines: Mapping[str, float]) -> float:
-    """The largest distance of two answers, in baselines."""
-    return max((distance(one[name], other[name]) / baselines[name] for name in one if name in other), default=0.0)
-
-
-def unexplained(one: Arrays, other: Arrays, baselines: Mapping[str, float]) -> float:
-    """The sum of the squared differences of two answers, in baselines, each array's mean counting the same."""
-    total = 0.0
-    for name in one:
-        if name in other:
-            total += square(one[name], other[name], baselines[name]) / one[name].size
-    return total

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -14,12 +14,15 @@ from attention_service.attention.outputs import OUTPUT
 from attention_service.attention.planning import make_plan
 from attention_service.attention.result import Metadata
 from attention_service.backends.base import Backend, Check, no_check
-from attention_service.comparison.actual import Actual, axes_of, canonical, is_gradient
-from attention_service.comparison.baseline import CORRECT, FIELDS, IMPRECISE
-from attention_service.comparison.candidates import candidates
+from attention_service.comparison.actual import axes_of, canonical, is_gradient
+from attention_service.comparison.baseline import FIELDS
 from attention_service.comparison.case import Case, make_case, unknown_options
-from attention_service.comparison.errors import distance, distances
-from attention_service.comparison.evidence import ALMOST, LEAST, Evidence, Hypothesis
+from attention_service.comparison.engine.hypothesis import Hypothesis
+from attention_service.comparison.engine.learn import Learned, learn
+from attention_service.comparison.engine.power import Power, no_power
+from attention_service.comparison.engine.rules import CORRECT, status_of
+from attention_service.comparison.engine.suggestion import Suggestion
+from attention_service.comparison.errors import distance
 from attention_service.comparison.gradients.judge import (
     GradientTruth,
     gradient_truth,
@@ -27,19 +30,15 @@ from attention_service.comparison.gradients.judge import (
     read_gradients,
     where_gradients,
 )
-from attention_service.comparison.gradients.search import Learned as LearnedGradients
-from attention_service.comparison.gradients.search import learn_gradients
-from attention_service.comparison.inputs import Suggestion, suggest
+from attention_service.comparison.gradients.subject import GradientSubject
+from attention_service.comparison.inputs import suggestions
 from attention_service.comparison.judged import Judged
+from attention_service.comparison.outputs import names_of_wrong, outputs_of
 from attention_service.comparison.places import places, worst
-from attention_service.comparison.power import Known, Power, no_power, power
 from attention_service.comparison.recipes import recipe_of
-from attention_service.comparison.samples import choose_sample, most_scores
-from attention_service.comparison.search import search
 from attention_service.comparison.time_limit import TimeIsUp, limited
 from attention_service.comparison.tolerances import Tolerance, usual_tolerances
 from attention_service.comparison.truth import Question, Truth, pool_of, reference_and_baseline
-from attention_service.comparison.wrong import Wrong
 from attention_service.schemas.compare import Fact, Place
 
 
@@ -111,15 +110,6 @@ class Comparison:
         return status_of(self.ratio, is_weak=self.power.is_weak or self.ended_early or not shows)
 
 
-def status_of(ratio: float, *, is_weak: bool) -> str:
-    """The status of an output by its ratio, and by whether too little of it could have been wrong to tell."""
-    if ratio > IMPRECISE:
-        return "wrong"
-    if ratio > CORRECT:
-        return "imprecise"
-    return "inconclusive" if is_weak else "correct"
-
-
 def compare_question(
     question: Question, backend: Backend, check: Check = no_check, truth: Truth | None = None
 ) -> Comparison:
@@ -156,17 +146,19 @@ def _compared(
         sent = read_gradients(question.actual or {}, question.gradients, question.field)
         gradients = gradient_truth(question.gradients, sent, backend, check)
     found = Comparison(question, None, {}, {}, tolerances, [], [], no_power(tolerances), None)
-    learned, of_gradients = Learned(no_power(tolerances)), LearnedGradients()
+    learned, of_gradients = Learned(no_power(tolerances)), Learned(no_power(()))
     judged = {} if gradients is None else judge_gradients(gradients)
-    is_complete = False
+    is_complete, in_time = False, limited(check, end)
     with suppress(TimeIsUp):
         if truth is not None:
-            learn(learned, truth, tolerances, limited(check, end), suggests=question.suggests)
+            timed = replace(truth, case=replace(truth.case, check=in_time))
+            learn(learned, outputs_of(timed, _inputs), in_time, tolerances, suggests=question.suggests)
         if gradients is not None:
             forward = make_case(question.spec, question.plan.dtype, check) if truth is None else truth.case
-            forward = replace(forward, pool=pool_of(backend))
+            forward, timed_case = replace(forward, pool=pool_of(backend)), replace(gradients.case, check=in_time)
             outputs = () if truth is None else tuple(truth.judged.values())
-            learn_gradients(of_gradients, gradients, judged, forward, backend, limited(check, end), outputs)
+            of = replace(gradients, case=timed_case)
+            learn(of_gradients, GradientSubject.of(of, judged, forward, backend, outputs), in_time)
         is_complete = True
     if truth is not None:
         found = _with_outputs(found, truth, learned)
@@ -197,7 +189,7 @@ def _with_outputs(found: Comparison, truth: Truth, learned: Learned) -> Comparis
 
 
 def _with_gradients(
-    found: Comparison, truth: GradientTruth, judged: Mapping[str, Judged], learned: LearnedGradients
+    found: Comparison, truth: GradientTruth, judged: Mapping[str, Judged], learned: Learned
 ) -> Comparison:
     """A comparison with what there is to say of gradients, too. Mistakes of an output that is wrong stand first."""
     right = truth.case.right
@@ -228,87 +220,9 @@ def _with_gradients(
     )
 
 
-@dataclass
-class Learned:
-    """What the search for mistakes has found so far."""
-
-    power: Power
-    hypotheses: list[Hypothesis] = field(default_factory=list)
-    facts: tuple[Fact, ...] = ()
-    suggestion: Suggestion | None = None
-
-
-def learn(
-    learned: Learned, truth: Truth, tolerances: tuple[Tolerance, ...], check: Check, *, suggests: bool = True
-) -> None:
-    """Search for the mistakes that explain what is wrong, then for those that the request can show, step by step.
-
-    suggests: as of Question
-    """
-    truth = replace(truth, case=replace(truth.case, check=check))
-    case, actual, right = truth.case, truth.actual, truth.right
-    compared = tuple(actual.canonical) or (OUTPUT,)
-    wrong = frozenset(name for name in actual.canonical if truth.judged[name].ratio > CORRECT)
-    sample = choose_sample(case, wrong_rows(actual, right, wrong) if wrong else None, most_scores(compared))
-    evidence = Evidence.of(case, sample, actual.canonical or None, compared, wrong)
-    evidence = evidence.of_seen(name for name in wrong if truth.judged[name].largest > CORRECT)
-    mutants = list(candidates(case, sample, evidence.right, check))
-    limits = {name: truth.judged[name].limit for name in actual.canonical}
-    if wrong:
-        is_small = all(truth.judged[name].largest <= CORRECT for name in wrong)
-        for hypotheses in search(evidence, mutants, actual.canonical, limits, check):
-            if is_small:
-                hypotheses = [one for one in map(evidence.by_rows, hypotheses) if _explains_rows(one)]
-            learned.hypotheses = hypotheses
-    if not any(one.is_proof for one in learned.hypotheses):
-        learned.facts = facts_of(truth)
-    rows = {name: one.rows.legal for name, one in truth.judged.items() if one.rows is not None}
-    learned.power = power(evidence, mutants, check, tolerances, Known(right, limits, rows) if right else None)
-    mutants.clear()  # the next input takes as much memory as they do
-    sample.forget()
-    if suggests:
-        learned.suggestion = _suggestion(case, learned.hypotheses, learned.power, compared, check)
-
-
-def _explains_rows(one: Hypothesis) -> bool:
-    """True if a mistake explains errors that are too large in the mean of rows only: the right output is as close."""
-    return one.explained >= (LEAST if one.candidate.rounds else ALMOST)
-
-
-def facts_of(truth: Truth) -> tuple[Fact, ...]:
-    """The facts about all arrays that are wrong."""
-    # Loaded for the first answer that is wrong, as an idle service has no use for them.
-    from attention_service.comparison.facts import find_facts
-
-    return tuple(find_facts([_wrong(truth, name) for name in _names_of_wrong(truth)]))
-
-
-def _wrong(truth: Truth, name: str) -> Wrong:
-    """A wrong array; its rows are those of the case if mutants change it."""
-    sent, right = (canonical(of[name], name, truth.plan) for of in (truth.actual.as_sent, truth.reference.arrays))
-    case = truth.case
-    has_rows = name in truth.right and right.shape[:3] == case.query.shape[:3] and not case.needs_all_heads
-    shape = (*right.shape[:3], -1)
-    limit = CORRECT * truth.judged[name].limit
-    return Wrong(name, axes_of(name, truth.plan), sent.reshape(shape), right.reshape(shape), limit, case, has_rows)
-
-
-def _names_of_wrong(truth: Truth) -> list[str]:
-    """The names of the arrays that are wrong, those first that mutants change."""
-    return [name for name in {**truth.right, **truth.judged} if truth.judged[name].ratio > CORRECT]
-
-
-def wrong_rows(actual: Actual, right: Mapping[str, np.ndarray], names: frozenset[str]) -> np.ndarray:
-    """The largest error of each row (b, h, q), of the first array that is wrong."""
-    name = next(name for name in right if name in names)
-    apart = distances(actual.canonical[name], right[name])
-    wrong: np.ndarray = apart if apart.ndim == 3 else apart.max(axis=-1)
-    return wrong
-
-
 def _where(truth: Truth) -> list[Place]:
     """The places of the first array that is wrong."""
-    for name in _names_of_wrong(truth):
+    for name in names_of_wrong(truth):
         both, judged = (truth.actual.as_sent[name], truth.reference[name]), truth.judged[name]
         sent, right = (canonical(array, name, truth.plan) for array in both)
         found = places(name, sent, right, judged.element_limits, axes_of(name, truth.plan))
@@ -319,13 +233,8 @@ def _where(truth: Truth) -> list[Place]:
     return []
 
 
-def _suggestion(
-    case: Case, hypotheses: list[Hypothesis], found: Power, names: tuple[str, ...], check: Check
-) -> Suggestion | None:
-    """A request that shows the mistakes that are still possible."""
-    is_known = bool(hypotheses) and hypotheses[0].is_proof
-    if is_known and not hypotheses[0].also:
-        return None
-    wanted = (*hypotheses[0].candidate.names, *hypotheses[0].also) if is_known else found.survivors
-    wanted = tuple(name for name in wanted if not name.startswith("precision."))
-    return suggest(recipe_of(case, wanted), wanted, names, 0, check, case.pool, apart=is_known) if wanted else None
+def _inputs(
+    case: Case, wanted: Collection[str], names: Collection[str], check: Check, apart: bool
+) -> Iterator[Suggestion]:
+    """Inputs that show some mistakes of outputs. Arguments: as of `suggestions`"""
+    return suggestions(recipe_of(case, wanted), wanted, names, 0, check, case.pool, apart=apart)

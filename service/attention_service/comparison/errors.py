@@ -137,7 +137,7 @@ def square(one: np.ndarray, other: np.ndarray, unit: float) -> float:
         return found
     finite = np.isfinite(one) & np.isfinite(other)
     same = (one == other) | (np.isnan(one) & np.isnan(other))
-    bound = max(float(np.max(np.abs(array), where=finite, initial=0.0)) for array in (one, other))
+    bound = max(largest(one), largest(other))
     kept = np.clip(difference[finite.ravel()], -SQUARABLE, SQUARABLE)
     return float(np.dot(kept, kept)) + np.count_nonzero(~finite & ~same) * min(10 * (bound + 1) / unit, SQUARABLE) ** 2
 

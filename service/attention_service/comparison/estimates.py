@@ -12,8 +12,8 @@ import numpy as np
 
 from attention_service.attention.terms.positions import Causal
 from attention_service.backends.base import Check
-from attention_service.comparison.baseline import Arrays
 from attention_service.comparison.case import Case
+from attention_service.comparison.engine.rules import Arrays
 from attention_service.comparison.evidence import Evidence
 from attention_service.comparison.mutants.heads import permuted
 from attention_service.comparison.mutants.positions import causal_at

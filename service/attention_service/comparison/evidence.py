@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from threading import Event
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 
 from attention_service.backends.base import Check
-from attention_service.comparison.baseline import CORRECT, Arrays, arrays_of, baselines
-from attention_service.comparison.candidates import Candidate, ratio, unexplained
+from attention_service.comparison.baseline import arrays_of, baselines
+from attention_service.comparison.candidates import candidates, is_fitted, make_candidate
 from attention_service.comparison.case import INEXPRESSIBLE, Case
+from attention_service.comparison.engine.candidate import Candidate, ratio
+from attention_service.comparison.engine.hypothesis import Hypothesis
+from attention_service.comparison.engine.rules import CORRECT, Arrays
+from attention_service.comparison.engine.subject import S, Subject, T
 from attention_service.comparison.errors import distance, distances
+from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.row_errors import RowErrors, judges_rows, legal_rows, mean_squares, rows_show
 from attention_service.comparison.sample import Sample, blocks, everything
 from attention_service.comparison.solve import solve
 
-# A mistake is proved only if the reference is so many times further from the output than the mutant is.
-PROOF: Final = 10.0
-# Hypotheses below this share of the error explained are not told.
-LEAST: Final = 0.5
-ALMOST: Final = 0.9
 # Coarse rounding that makes so many times the error of an output does not explain it.
 OVERSIZED: Final = 4.0
 # Below this share of the error explained the baseline of the mutant is not worth computing.
@@ -33,67 +33,16 @@ CLOSE: Final = 0.8
 LITTLE: Final = 1e-3
 
 
-@dataclass(frozen=True)
-class Hypothesis:
-    """A mistake, or several, that may explain an output.
+@dataclass(frozen=True, eq=False)
+class Evidence(Subject[Case]):
+    """An output for a sample, as a subject.
 
-    also:      names of other mistakes that have the same answer to this request
-    explained: 1 - |actual - mutant|² / |actual - reference|², or / |actual|² if that is less; for coarse rounding the
-               share of the size of the error; the least of the wrong arrays, or of those of `part`
-    ratio:     distance of the output to that of the mutant, in baselines: the mutant's own for the best hypotheses
-    is_proof:  True if each array is within two baselines of the mutant's, one of them is ten times closer to it than to
-               the reference, and no mistake is one of rounding. In a report also: if this holds on all rows, which is
-               checked for the first three; after one holds, no other is a proof.
-    part:      the wrong arrays that it explains, if it does not explain others; empty if it is one of all
-    """
-
-    candidate: Candidate
-    explained: float
-    ratio: float
-    is_proof: bool
-    also: tuple[str, ...] = ()
-    part: tuple[str, ...] = ()
-
-    @property
-    def is_told(self) -> bool:
-        """True if it explains enough, or as much as rounding leaves of a small error."""
-        return self.explained >= LEAST or (self.ratio <= CORRECT and self.explained > 0)
-
-    @property
-    def is_close(self) -> bool:
-        """True if it explains almost all: if it explains less, there is likely another mistake."""
-        return self.explained >= ALMOST or self.ratio <= CORRECT
-
-    @property
-    def rank(self) -> tuple[bool, bool, int, int, int, float]:
-        """The order of hypotheses: proofs, then what explains enough to be told, with fewer mistakes first.
-
-        What explains all wrong arrays comes before what explains the output alone, and that before other arrays.
-
-        Rounding explains by chance what is nearly right: it comes after what explains almost all, but before a factor
-        of the output that leaves some, as rounding may make all numbers too small, too.
-        """
-        is_loose = "output.scaled" in self.candidate.names and self.ratio > CORRECT
-        place = 1 if self.candidate.rounds else 0 if self.is_close and not is_loose else 2
-        of = 0 if not self.part else 1 if "output" in self.part else 2
-        return not self.is_proof, not self.is_told, of, len(self.candidate.names), place, -self.explained
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """An output for a sample: what the kernel returned, what is right, and the baselines.
-
-    wrong: the names of the arrays that are wrong on all rows; the others are right
     squares: of the errors of each legal rounding, of the arrays whose rows are judged, see `legal_squares`
     """
 
     case: Case
     sample: Sample
-    actual: Arrays
-    right: Arrays
-    baselines: Mapping[str, float]
-    wrong: frozenset[str]
-    squares: Mapping[str, list[np.ndarray]] = field(default_factory=dict)
+    squares: Mapping[str, list[np.ndarray]]
 
     @classmethod
     def of(
@@ -103,7 +52,7 @@ class Evidence:
         actual: Arrays | None,
         names: Collection[str] = (),
         wrong: frozenset[str] = frozenset(),
-    ) -> Evidence:
+    ) -> Self:
         """The evidence of the rows of a sample.
 
         actual: canonical arrays of all rows; None if nothing was sent, but arrays of these names would be
@@ -117,9 +66,9 @@ class Evidence:
                 own.append(mean_squares(stored[name], right[name]))
 
         limits = baselines(case, sample, right, case.dtype, see)
-        return cls(case, sample, sent, right, limits, wrong & right.keys(), squares)
+        return cls(sent, right, limits, wrong & right.keys(), case, sample, squares)
 
-    def of_seen(self, far: Iterable[str]) -> Evidence:
+    def of_seen(self, far: Iterable[str]) -> Self:
         """The evidence without wrong arrays that are right in the sample, unless all are: baselines of a sample differ.
 
         far: those whose largest error is wrong
@@ -128,42 +77,39 @@ class Evidence:
         right = {name for name, most in limits.items() if distance(self.actual[name], self.right[name]) <= most}
         return replace(self, wrong=self.wrong - right or self.wrong)
 
-    def answer(self, names: tuple[str, ...], case: Case) -> Candidate:
+    def answer(self, names: tuple[str, ...], case: Case) -> Candidate[Case]:
         """The candidate that a wrong case is."""
-        return Candidate(names, case, {**self.right, **arrays_of(solve(case, self.sample), self.right)})
+        return make_candidate(names, case, {**self.right, **arrays_of(solve(case, self.sample), self.right)})
+
+    def candidates(self, check: Check) -> Iterator[Candidate[Case]]:
+        """The answers of all mutants."""
+        return candidates(self.case, self.sample, self.right, check)
+
+    def each(self, function: Callable[[S], T], parts: Iterable[S]) -> Iterator[T]:
+        """The results of a function for each part, in order, by the threads of the case."""
+        return self.case.each(function, parts)
+
+    def is_by_tile(self, name: str) -> bool:
+        """True for the name of a mistake of tiles."""
+        return MUTANTS[name].by_tile
+
+    @property
+    def tiles(self) -> tuple[int, ...]:
+        """The sizes of tiles that mistakes of tiles are tried for."""
+        return self.case.tiles
+
+    def forget(self) -> None:
+        """Drop what was computed for the sample."""
+        self.sample.forget()
 
     def unexplained(self, arrays: Arrays) -> float:
         """The squared error of the wrong arrays that is left beside those of a mutant, in baselines."""
-        return sum(self._left(arrays).values())
+        return sum(self.left(arrays).values())
 
-    def _left(self, arrays: Arrays) -> dict[str, float]:
-        """The squared error that is left of each wrong array, in baselines: in a sum one may hide the others."""
-        names = (name for name in self.actual if name in self.wrong and name in arrays)
-        return {name: unexplained({name: self.actual[name]}, arrays, self.baselines) for name in names}
-
-    def contradicts(self, candidate: Candidate) -> bool:
-        """True if a mistake would change an array that is right: the kernel did not make it."""
-        return any(
-            distance(candidate.arrays[name], self.right[name]) > 2 * CORRECT * self.baselines[name]
-            for name in self.actual.keys() - self.wrong
-        )
-
-    def judge(self, candidate: Candidate) -> Hypothesis:
-        """The hypothesis that a candidate is, by the baselines of the reference."""
-        if candidate.rounds:
-            return self._judged(candidate, self._share_of_size(candidate), self.baselines)
-        left, of_right = self._left(candidate.arrays), self._left(self.right)
-        if "output" in of_right:  # what makes all numbers small explains the error of small ones, but not what was sent
-            of_sent = self._left({"output": np.zeros(self.right["output"].shape)})["output"]
-            of_right["output"] = min(of_right["output"], max(of_sent, CORRECT))
-        shares = {name: 1 - left[name] / error if error else 0.0 for name, error in of_right.items()}
-        part = explained_part(shares)
-        if part:
-            others = {name: self.right[name] for name in candidate.arrays.keys() - {*part}}
-            case = candidate.case.changed(INEXPRESSIBLE, detail=f"{' and '.join(part)} only")
-            candidate = replace(candidate, case=case, arrays={**candidate.arrays, **others})
-        explained = min((shares[name] for name in part or shares), default=0.0)
-        return self._judged(candidate, explained, self.baselines, part)
+    def restricted(self, candidate: Candidate[Case], part: tuple[str, ...]) -> Candidate[Case]:
+        """A mistake of some of the wrong arrays alone, which no field of a request says."""
+        case = candidate.case.changed(INEXPRESSIBLE, detail=f"{' and '.join(part)} only")
+        return super().restricted(replace(candidate, case=case), part)
 
     @cached_property
     def legal(self) -> dict[str, np.ndarray]:
@@ -189,34 +135,30 @@ class Evidence:
                 shares[0] = 1.0
         return replace(one, explained=min(shares))
 
-    def refined(self, one: Hypothesis) -> Hypothesis:
+    def refined(self, hypothesis: Hypothesis) -> Hypothesis:
         """A hypothesis by the baselines of its own case, which are larger where its scores are."""
+        one = hypothesis
         if one.ratio <= CORRECT / 2 or one.explained < CLOSE or one.part:
             return one
         own = baselines(one.candidate.case, self.sample, one.candidate.arrays, self.case.dtype)
-        return self._judged(one.candidate, one.explained, own)
+        return self._judged(one.candidate, one.explained, ratio(self.actual, one.candidate.arrays, own))
 
-    def _judged(
-        self, candidate: Candidate, explained: float, limits: Mapping[str, float], part: tuple[str, ...] = ()
-    ) -> Hypothesis:
-        found = ratio(self.actual, candidate.arrays, limits)
-        is_closer = any(self._is_closer(candidate, name) for name in self.actual)
-        proves = found <= CORRECT and is_closer and not (candidate.rounds or part) and self._can_prove(candidate)
-        # Beyond all usual rounding another mistake may be as close by chance, but hardly in the mean of rows.
-        proves = proves and (found <= 1 or self._rows_are_legal(candidate))
-        return Hypothesis(candidate, explained, found, proves, part=part)
-
-    def _rows_are_legal(self, candidate: Candidate) -> bool:
+    def _rows_are_legal(self, candidate: Candidate[Case]) -> bool:
         """True if the rows of all wrong arrays that are judged by rows are legal beside a candidate."""
         arrays = candidate.arrays
         squares = {name: mean_squares(self.actual[name], arrays[name], unknown=0.0) for name in self.legal}
         return not rows_show(squares, self.legal)
 
-    def _can_prove(self, candidate: Candidate) -> bool:
+    def can_prove(self, candidate: Candidate[Case], apart: float) -> bool:
         """False for one query and one key, which many mistakes agree on, and where a fitted number explains no more
-        than one other: a single wrong number, or wrong rows with one free weight, as one key of a row has the rest."""
+        than one other: a single wrong number, or wrong rows with one free weight, as one key of a row has the rest.
+
+        Beyond all usual rounding another mistake may be as close by chance, but hardly in the mean of rows.
+        """
+        if apart > 1 and not self._rows_are_legal(candidate):
+            return False
         sizes = self.case.plan.sizes
-        if not candidate.is_fitted:
+        if not is_fitted(candidate):
             return sizes.key_length > 1 or sizes.query_length > 1
         weights = solve(candidate.case, self.sample).weights
         if weights is None:
@@ -224,14 +166,14 @@ class Evidence:
         free = np.count_nonzero(np.abs(weights) > LITTLE, axis=-1) - 1  # b h r
         wrong, numbers = np.zeros(free.shape, bool), 0
         for name, array in self.actual.items():
-            apart = distances(array, self.right[name]) > CORRECT * self.baselines[name]
-            numbers += int(np.count_nonzero(apart))
-            wrong |= apart if apart.ndim == 3 else apart.any(axis=-1)
+            is_wrong = distances(array, self.right[name]) > CORRECT * self.baselines[name]
+            numbers += int(np.count_nonzero(is_wrong))
+            wrong |= is_wrong if is_wrong.ndim == 3 else is_wrong.any(axis=-1)
         # Rows that are all too large by one number may have different ones: the sums that they are divided by.
         is_one = "output.scaled" in candidate.names and int(wrong.sum()) < 2
         return numbers > 1 and not is_one and int(np.maximum(free, 0)[wrong].sum()) > 1
 
-    def _share_of_size(self, candidate: Candidate) -> float:
+    def share_of_size(self, candidate: Candidate[Case]) -> float:
         """How much of the size of the error coarse rounding makes: its errors differ with the order of the sums."""
         shares = []
         for name in self.wrong:
@@ -240,23 +182,6 @@ class Evidence:
             is_likely = math.isfinite(error) and made < OVERSIZED * error
             shares.append(min(1.0, CORRECT * made / error) if is_likely and error else 0.0)
         return min(shares, default=0.0)
-
-    def _is_closer(self, candidate: Candidate, name: str) -> bool:
-        """True if the mutant is ten times closer to the output than the reference is."""
-        if not np.isfinite(self.actual[name]).any():
-            return False  # many mistakes make nothing but NaN
-        to_mutant = distance(self.actual[name], candidate.arrays[name])
-        return to_mutant * PROOF < distance(self.actual[name], self.right[name])
-
-
-def explained_part(shares: Mapping[str, float]) -> tuple[str, ...]:
-    """The wrong arrays that a mistake explains almost all of, if it does not explain others; none if it is one of all.
-
-    shares: of the error of each wrong array that the mistake explains
-    """
-    if all(share >= LEAST for share in shares.values()):
-        return ()
-    return tuple(name for name, share in shares.items() if share >= ALMOST)
 
 
 def holds(one: Hypothesis, evidence: Evidence, actual: Arrays, limits: Mapping[str, float], check: Check) -> bool:
@@ -279,29 +204,3 @@ def holds(one: Hypothesis, evidence: Evidence, actual: Arrays, limits: Mapping[s
         return not is_apart.is_set()
 
     return all(evidence.case.each(agrees, blocks(case, everything(case), arrays)))
-
-
-def joined(hypotheses: list[Hypothesis], evidence: Evidence, count: int) -> list[Hypothesis]:
-    """The best of ranked hypotheses, those joined whose answers differ by no more than legal rounding.
-
-    Of one mistake that only resembles in several ways, the best way is kept.
-    Of joined ones that of rows that see no key stands first: a finite mask is only found where other rows show it.
-    """
-    kept: list[Hypothesis] = []
-    for one in hypotheses:
-        name = " and ".join(one.candidate.names)
-        if not one.is_proof and any(other.candidate.names == one.candidate.names for other in kept):
-            continue
-        for place, other in enumerate(kept):
-            if ratio(one.candidate.arrays, other.candidate.arrays, evidence.baselines) <= CORRECT:
-                known = (" and ".join(other.candidate.names), *other.also)
-                if name.startswith("empty.") > known[0].startswith("empty.") and one.is_proof == other.is_proof:
-                    kept[place] = replace(one, also=known)
-                elif name not in known:
-                    kept[place] = replace(other, also=(*other.also, name))
-                break
-        else:
-            if len(kept) == count:
-                break
-            kept.append(one)
-    return kept

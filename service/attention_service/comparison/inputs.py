@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -18,17 +18,17 @@ from attention_service.backends.threads import TilePool
 from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.candidates import candidates
 from attention_service.comparison.case import TILES, make_case
-from attention_service.comparison.evidence import Evidence
+from attention_service.comparison.engine.power import Power, power
+from attention_service.comparison.engine.suggestion import Suggestion, best_of
 from attention_service.comparison.mutants import MUTANTS
-from attention_service.comparison.power import Power, power
+from attention_service.comparison.outputs import Outputs
 from attention_service.comparison.recipes import Recipe
 from attention_service.comparison.samples import MAX_SCORES, WHOLE, choose_sample
 from attention_service.errors import InvalidRequest
 from attention_service.pipeline.prepare import make_spec_and_plan
 
-# Seeds that are tried for a request that shows as much as possible, and how many of them in a row may show no more.
+# Seeds that are tried for a request that shows as much as possible.
 TRIES: Final = 6
-IN_VAIN: Final = 2
 # What bounds the memory of a made input (see `suggestion_bytes`): the most numbers of outputs that are kept for each
 # mutant, and bytes that a sample keeps.
 MADE_OUTPUTS: Final = 2**14
@@ -150,20 +150,21 @@ def power_of(
     spec, plan = make_spec_and_plan(Decoded(fields, frozenset()))
     case = replace(make_case(spec, plan.dtype, check), room=MADE_ROOM, tiles=tiles, pool=pool)
     sample = choose_sample(case, None, made_scores(names), MADE_OUTPUTS)
-    evidence = Evidence.of(case, sample, None, names)
-    return power(evidence, list(candidates(case, evidence.sample, evidence.right, check, wanted)), check)
-
-
-@dataclass(frozen=True)
-class Suggestion:
-    """A request that shows mistakes: its seed, its fields, and the names of the mistakes."""
-
-    seed: int
-    fields: dict[str, Any]
-    kills: tuple[str, ...]
+    outputs = Outputs.of(case, sample, None, names)
+    return power(outputs, list(candidates(case, sample, outputs.right, check, wanted)), check)
 
 
 def suggest(
+    recipe: Recipe, wanted: Collection[str], names: Collection[str], seed: int, check: Check
+) -> Suggestion | None:
+    """The request of a few seeds that shows most of the wanted mistakes; None if none shows any.
+
+    names: of the arrays that are compared; seed: the first that is tried
+    """
+    return best_of(suggestions(recipe, wanted, names, seed, check), wanted)
+
+
+def suggestions(
     recipe: Recipe,
     wanted: Collection[str],
     names: Collection[str],
@@ -172,32 +173,11 @@ def suggest(
     pool: TilePool | None = None,
     *,
     apart: bool = False,
-) -> Suggestion | None:
-    """The request of a few seeds that shows most of the wanted mistakes; None if none shows any.
+) -> Iterator[Suggestion]:
+    """Requests of a few seeds, and the wanted mistakes that each shows. pool: see Case; others: as of `suggest`
 
-    names: of the arrays that are compared; seed: the first that is tried; pool: see Case
     apart: True if the wanted mistakes must also have different answers
     """
-    best, in_vain = None, 0
-    for one in _tried(recipe, wanted, names, seed, check, pool, apart=apart):
-        in_vain += 1
-        if best is None or len(one.kills) > len(best.kills):
-            best, in_vain = one, 0
-        if len(best.kills) == len(wanted) or in_vain == IN_VAIN:
-            break
-    return best if best is not None and best.kills else None
-
-
-def _tried(
-    recipe: Recipe,
-    wanted: Collection[str],
-    names: Collection[str],
-    seed: int,
-    check: Check,
-    pool: TilePool | None,
-    *,
-    apart: bool,
-) -> Iterator[Suggestion]:
     for tried in range(seed, seed + TRIES):
         fields = make_input(recipe, tried)
         try:

@@ -7,8 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from attention_service.comparison.baseline import CORRECT, arrays_of
+from attention_service.comparison.baseline import arrays_of
 from attention_service.comparison.case import TILES, Case
+from attention_service.comparison.engine.rules import CORRECT
 from attention_service.comparison.judged import Judged
 from attention_service.comparison.mutants.precision import precision_accumulate, precision_scores
 from attention_service.comparison.row_errors import SCATTER, mean_squares, shares_of

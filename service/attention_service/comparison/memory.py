@@ -21,12 +21,12 @@ from attention_service.attention.terms.relative import RelativeKeys
 from attention_service.attention.tiles import Tiling
 from attention_service.comparison.case import TILES, Case
 from attention_service.comparison.gradients.case import MOST_TERMS, TILE
-from attention_service.comparison.gradients.search import SAMPLED
+from attention_service.comparison.gradients.subject import SAMPLED
 from attention_service.comparison.inputs import MADE_OUTPUTS, MADE_ROOM, made_scores
+from attention_service.comparison.pairs import PAIR_SCORES
 from attention_service.comparison.recipes import Recipe, recipe_for_sizes
 from attention_service.comparison.sample import block_counts
 from attention_service.comparison.samples import MAX_OUTPUTS, most_scores, sample_counts
-from attention_service.comparison.search import PAIR_SCORES
 from attention_service.comparison.truth import Question
 
 # Copies of the scores of a block or sample that a thread has at the same time, and of its keys and values: if no step

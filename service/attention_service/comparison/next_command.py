@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from attention_service.attention.arrays import BFLOAT16
+from attention_service.comparison.engine.power import is_left_out
 from attention_service.comparison.mutants import MUTANTS
-from attention_service.comparison.power import is_left_out
 from attention_service.comparison.recipes import MADE, is_given, recipe_as_json, recipe_of_request
 from attention_service.comparison.truth import Question
 from attention_service.comparison.wrong import is_open

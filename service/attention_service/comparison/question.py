@@ -13,10 +13,9 @@ from attention_service.attention.spec import AttentionSpec, DType
 from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.actual import check_names, is_gradient
 from attention_service.comparison.gradients.case import included
-from attention_service.comparison.gradients.judge import GradientQuestion
 from attention_service.comparison.legal import chosen
 from attention_service.comparison.tolerances import Tolerance
-from attention_service.comparison.truth import Question
+from attention_service.comparison.truth import GradientQuestion, Question
 from attention_service.errors import InvalidValue, MissingField
 from attention_service.layers.layer import Layer
 from attention_service.pipeline.prepare import planned, validated

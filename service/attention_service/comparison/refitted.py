@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from attention_service.attention.terms.additions import Alibi
-from attention_service.comparison.candidates import Candidate
+from attention_service.comparison.candidates import make_candidate
 from attention_service.comparison.case import TILES, Case
 from attention_service.comparison.errors import distances, largest
 from attention_service.comparison.mutants import MUTANTS
@@ -261,7 +261,7 @@ def _known_in_part(wrong: Wrong) -> Iterator[Fact]:
     sample = Sample(np.array([batch]), np.array([head]), chosen[:: -(-len(chosen) // PROBED)])
     sent, tried = wrong.actual[sample.index], 0
     names = [name for name, row in MUTANTS.items() if row.group not in LEFT_OUT and row.needs is None]
-    for one in (Candidate((name,), edited, {}) for name in names for edited in MUTANTS[name].edit(case)):
+    for one in (make_candidate((name,), edited, {}) for name in names for edited in MUTANTS[name].edit(case)):
         if one.case.of_whole is not None or one.case.over_queries or tried >= RUNS:
             continue
         if np.all(distances(sent, solve(one.case, sample).output) <= wrong.tolerance):

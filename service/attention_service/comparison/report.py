@@ -9,9 +9,10 @@ from typing import Any, Final
 import numpy as np
 
 from attention_service.comparison.actual import is_gradient
-from attention_service.comparison.baseline import CORRECT, FIELDS
+from attention_service.comparison.baseline import FIELDS
 from attention_service.comparison.compare import Comparison
-from attention_service.comparison.evidence import Hypothesis
+from attention_service.comparison.engine.hypothesis import Hypothesis
+from attention_service.comparison.engine.rules import CORRECT
 from attention_service.comparison.gradients.judge import weak_cotangents
 from attention_service.comparison.recipes import MAX_DIM, options_of
 from attention_service.comparison.wrong import NOUNS, is_open

@@ -14,18 +14,13 @@ from attention_service.attention.score_term import ScoreTerm
 from attention_service.attention.tile import Tile
 from attention_service.backends.base import Backend, Check, no_check
 from attention_service.comparison.actual import read_actual
-from attention_service.comparison.baseline import (
-    CORRECT,
-    arrays_of,
-    legal_errors,
-    limit,
-    stored_dtype,
-)
+from attention_service.comparison.baseline import arrays_of, legal_errors, limit, stored_dtype
 from attention_service.comparison.case import Case, make_case, unknown_options
 from attention_service.comparison.compare import Comparison
+from attention_service.comparison.engine.power import no_power
+from attention_service.comparison.engine.rules import CORRECT
 from attention_service.comparison.errors import distances, measure
 from attention_service.comparison.judged import Judged
-from attention_service.comparison.power import no_power
 from attention_service.comparison.row_errors import RowErrors, evened, judges_rows, legal_squares, mean_squares
 from attention_service.comparison.sample import Sample, everything
 from attention_service.comparison.solve import solve

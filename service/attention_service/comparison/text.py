@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from textwrap import shorten
 from typing import Any, Final
 
-from attention_service.comparison.baseline import CORRECT
+from attention_service.comparison.engine.rules import CORRECT
 from attention_service.comparison.places import in_words
 from attention_service.schemas.compare import AgainstReport, CompareReport
 

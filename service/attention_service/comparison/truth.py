@@ -19,18 +19,10 @@ from attention_service.attention.spec import AttentionSpec
 from attention_service.backends.base import Backend, Check, no_check
 from attention_service.backends.threads import TilePool
 from attention_service.comparison.actual import Actual, canonical, is_gradient, read_actual
-from attention_service.comparison.baseline import (
-    arrays_of,
-    limit,
-    rounded_cases,
-    stored_dtype,
-)
+from attention_service.comparison.baseline import arrays_of, limit, rounded_cases, stored_dtype
 from attention_service.comparison.case import Case, make_case
 from attention_service.comparison.errors import distance, epsilon, largest, measure
 from attention_service.comparison.floors import floors, floors_of_others, right_weights
-from attention_service.comparison.gradients.judge import (
-    GradientQuestion,
-)
 from attention_service.comparison.judged import Judged
 from attention_service.comparison.legal import LIBERTIES
 from attention_service.comparison.local_errors import place_of
@@ -40,6 +32,15 @@ from attention_service.comparison.solve import solve
 from attention_service.comparison.tolerances import Tolerance
 
 HEAD_OUTPUTS: Final = "head_outputs"
+
+
+@dataclass(frozen=True, eq=False)
+class GradientQuestion:
+    """A request with cotangents, and the dotted names of the gradients that are asked about."""
+
+    spec: AttentionSpec
+    plan: Plan
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from attention_service.comparison.baseline import TINY
 from attention_service.comparison.case import Case
+from attention_service.comparison.engine.rules import TINY
 from attention_service.comparison.errors import distances
 from attention_service.comparison.problem import scaled_scores, without_values
 from attention_service.comparison.sample import blocks, everything

@@ -10,10 +10,12 @@ import numpy as np
 
 from attention_service.attention.spec import AttentionSpec
 from attention_service.comparison.actual import canonical
-from attention_service.comparison.baseline import CORRECT, Arrays, baselines
+from attention_service.comparison.baseline import baselines
 from attention_service.comparison.case import make_case
-from attention_service.comparison.gradients.judge import GradientQuestion, gradient_truth
+from attention_service.comparison.engine.rules import CORRECT, Arrays
+from attention_service.comparison.gradients.judge import gradient_truth
 from attention_service.comparison.sample import everything
+from attention_service.comparison.truth import GradientQuestion
 from attention_service.conformance.changes import Fields
 from attention_service.conformance.corners import COMBINED
 from attention_service.conformance.requests import EVERYTHING, SOURCES, Choice, make_fields

@@ -10,10 +10,10 @@ import numpy as np
 from pydantic import PrivateAttr
 
 from attention_service.comparison.actual import axes_of, canonical, is_gradient, read_actual
-from attention_service.comparison.baseline import CORRECT, IMPRECISE
 from attention_service.comparison.calls.compare import CallComparison
 from attention_service.comparison.calls.report import make_call_report
 from attention_service.comparison.compare import Comparison
+from attention_service.comparison.engine.rules import CORRECT, IMPRECISE
 from attention_service.comparison.errors import distances
 from attention_service.comparison.places import plural_of
 from attention_service.comparison.report import make_report

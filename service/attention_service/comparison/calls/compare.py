@@ -13,16 +13,17 @@ import numpy as np
 
 from attention_service.attention.result import Metadata
 from attention_service.backends.base import Backend, Check, no_check
-from attention_service.comparison.baseline import CORRECT
 from attention_service.comparison.calls.explain import Explanation, explanations, shown
 from attention_service.comparison.calls.judge import is_wrong, judge, largest_errors
 from attention_service.comparison.calls.parts import parts, question_of
 from attention_service.comparison.calls.places import WrongPlaces
 from attention_service.comparison.calls.question import CallQuestion
-from attention_service.comparison.candidates import Candidate
 from attention_service.comparison.case import make_case
-from attention_service.comparison.compare import Comparison, compare_question, facts_of
-from attention_service.comparison.evidence import Hypothesis
+from attention_service.comparison.compare import Comparison, compare_question
+from attention_service.comparison.engine.candidate import Candidate
+from attention_service.comparison.engine.hypothesis import Hypothesis
+from attention_service.comparison.engine.rules import CORRECT
+from attention_service.comparison.outputs import facts_of
 from attention_service.comparison.time_limit import TimeIsUp, limited
 from attention_service.comparison.truth import Question, reference_and_baseline
 from attention_service.comparison.wrong import LISTED

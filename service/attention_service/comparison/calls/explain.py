@@ -14,7 +14,7 @@ from attention_service.comparison.calls.mistakes import MISTAKES, Mistake
 from attention_service.comparison.calls.moves import Suspect, suspects
 from attention_service.comparison.calls.parts import parts, question_of
 from attention_service.comparison.calls.question import CallQuestion
-from attention_service.comparison.evidence import PROOF
+from attention_service.comparison.engine.rules import is_ten_times_closer
 from attention_service.engines.call import Call
 from attention_service.errors import InvalidRequest
 from attention_service.pipeline.calls import exact_answer
@@ -59,7 +59,7 @@ def explanations(
                 found = _Agreement.of(outputs, suspect, worst, backend, check)
             shares = () if found is None else (found.errors.get(name, 0.0) / errors[name] for name in wrong)
             left = min(shares, default=1.0)  # rows that are wrong only in the mean have no such errors
-            if found is not None and left * PROOF < 1:
+            if found is not None and is_ten_times_closer(left, 1):
                 yield Explanation(mistake, suspect.detail, 1 - left**2, found.ratio, found.has_numbers)
                 break
 

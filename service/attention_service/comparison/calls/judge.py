@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from attention_service.backends.base import Backend, Check
-from attention_service.comparison.baseline import CORRECT
 from attention_service.comparison.compare import Comparison, compare_question
-from attention_service.comparison.power import no_power
+from attention_service.comparison.engine.power import no_power
+from attention_service.comparison.engine.rules import CORRECT
 from attention_service.comparison.rows import compare_rows
 from attention_service.comparison.truth import Question, reference_and_baseline
 

@@ -11,13 +11,12 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from attention_service.backends.base import Backend, Check
-from attention_service.comparison.baseline import CORRECT
 from attention_service.comparison.calls.addresses import Addresses, other_addresses, page_lengths
 from attention_service.comparison.calls.explain import agrees
 from attention_service.comparison.calls.moves import Suspect, numbers_of, stored
 from attention_service.comparison.calls.question import CallQuestion
+from attention_service.comparison.engine.rules import CORRECT, PROOF
 from attention_service.comparison.errors import distance, distances
-from attention_service.comparison.evidence import PROOF
 from attention_service.comparison.wrong import bits_of
 from attention_service.engines.call import Call, Form
 from attention_service.engines.tokens import Rows, Tokens

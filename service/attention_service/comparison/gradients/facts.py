@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from attention_service.comparison.baseline import CORRECT
 from attention_service.comparison.case import Case
+from attention_service.comparison.engine.rules import CORRECT
 from attention_service.comparison.facts import find_facts
 from attention_service.comparison.gradients.judge import GradientTruth
 from attention_service.comparison.gradients.row_sums import other_row_sums

@@ -10,13 +10,12 @@ import numpy as np
 
 from attention_service.attention.gradients import PREFIX
 from attention_service.attention.outputs import OUTPUTS
-from attention_service.attention.plan import Plan
 from attention_service.attention.planning import make_plan
 from attention_service.attention.result import Metadata, request_axes
 from attention_service.attention.spec import AttentionSpec
 from attention_service.backends.base import Backend, Check, no_check
 from attention_service.comparison.actual import AXES, check_array, shown_shape
-from attention_service.comparison.baseline import CORRECT, TINY
+from attention_service.comparison.engine.rules import CORRECT, TINY
 from attention_service.comparison.errors import distances, measure
 from attention_service.comparison.gradients.case import (
     GradientCase,
@@ -29,16 +28,8 @@ from attention_service.comparison.gradients.case import (
 from attention_service.comparison.gradients.rounding import Limits, limits_of
 from attention_service.comparison.judged import Judged
 from attention_service.comparison.places import places, worst
+from attention_service.comparison.truth import GradientQuestion
 from attention_service.schemas.compare import Place, WorstElement
-
-
-@dataclass(frozen=True, eq=False)
-class GradientQuestion:
-    """A request with cotangents, and the dotted names of the gradients that are asked about."""
-
-    spec: AttentionSpec
-    plan: Plan
-    names: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,17 +10,17 @@ import numpy as np
 
 from attention_service.backends.base import Backend, Check
 from attention_service.codecs.decoded import Decoded
-from attention_service.comparison.baseline import CORRECT
 from attention_service.comparison.case import Case
+from attention_service.comparison.engine.rules import CORRECT
+from attention_service.comparison.engine.suggestion import Suggestion
 from attention_service.comparison.errors import largest_number
-from attention_service.comparison.evidence import Hypothesis
 from attention_service.comparison.gradients.case import Gradients, stored_dtype
-from attention_service.comparison.gradients.judge import GradientQuestion, GradientTruth, gradient_truth
+from attention_service.comparison.gradients.judge import GradientTruth, gradient_truth
 from attention_service.comparison.gradients.mutants import GRADIENT_MUTANTS
 from attention_service.comparison.gradients.mutants.table import Variant
-from attention_service.comparison.inputs import TRIES, Suggestion, make_input
-from attention_service.comparison.power import Power
+from attention_service.comparison.inputs import TRIES, make_input
 from attention_service.comparison.recipes import recipe_of
+from attention_service.comparison.truth import GradientQuestion
 from attention_service.errors import InvalidRequest, Overflow
 from attention_service.pipeline.prepare import make_spec_and_plan
 
@@ -41,33 +41,18 @@ def gradients_of(truth: GradientTruth, variant: Variant) -> Gradients:
     return made
 
 
-def suggested(
-    truth: GradientTruth, forward: Case, proofs: list[Hypothesis], power: Power, backend: Backend, check: Check
-) -> Suggestion | None:
-    """A request with random cotangents that shows the mistakes that are still possible.
-
-    proofs: the mistakes that explain the gradients, if any do; power: of the request that was compared
-    """
-    if proofs and not proofs[0].also:
-        return None
-    wanted = (*proofs[0].candidate.names, *proofs[0].also) if proofs else power.survivors
-    wanted = tuple(name for name in wanted if name in GRADIENT_MUTANTS)
-    best: Suggestion | None = None
-    if not wanted:
-        return None
+def suggestions(
+    truth: GradientTruth, forward: Case, wanted: Collection[str], backend: Backend, check: Check
+) -> Iterator[Suggestion]:
+    """Requests with random cotangents, and the mistakes of some that each shows."""
     recipe = recipe_of(replace(forward, spec=truth.case.spec))
-    for seed in range(TRIES // 2):
+    for seed in range(TRIES if wanted else 0):
         fields = make_input(recipe, seed)
         try:
             shown = _shown_by(fields, wanted, backend, check)
         except InvalidRequest:
             continue  # options that cannot stand together in these sizes, which is no error of the caller
-        kills = tuple(name for name in wanted if name in shown)
-        if kills and (best is None or len(kills) > len(best.kills)):
-            best = Suggestion(seed, fields, kills)
-        if best is not None and len(best.kills) == len(wanted):
-            break
-    return best
+        yield Suggestion(seed, fields, tuple(name for name in wanted if name in shown))
 
 
 def _shown_by(fields: dict[str, Any], wanted: Collection[str], backend: Backend, check: Check) -> set[str]:

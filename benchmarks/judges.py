@@ -32,9 +32,9 @@ from attention_service.comparison.baseline import arrays_of, baselines, rounded_
 from attention_service.comparison.candidates import candidates
 from attention_service.comparison.case import Case, make_case
 from attention_service.comparison.engine.candidate import Candidate, ratio
-from attention_service.comparison.engine.rules import CORRECT
 from attention_service.comparison.mutants.masks import LeftOut
 from attention_service.comparison.problem import Answer, Problem, rounded
+from attention_service.comparison.rules import CORRECT
 from attention_service.comparison.sample import everything
 from attention_service.comparison.solve import solve
 from attention_service.pipeline.prepare import make_spec_and_plan

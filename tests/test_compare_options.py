@@ -100,7 +100,7 @@ def test_a_request_with_an_option_that_no_case_computes_is_inconclusive(
     assert spec is not None
     plan = make_plan(spec)
     zeros = {OUTPUT: np.zeros((2, 4, 12))}
-    report = make_report(compare_question(Question(spec, plan, zeros), Backends().choose("numpy", "cpu")))
+    report = make_report(compare_question(Question(spec, plan, actual=zeros), Backends().choose("numpy", "cpu")))
     assert report.verdict.status == "inconclusive"
     assert unknown in report.verdict.message
     with pytest.raises(FieldConflict, match=unknown):

@@ -45,7 +45,7 @@ def add_format(command: argparse.ArgumentParser) -> None:
 
 def checks_of_report(report: CompareReport) -> list[Check]:
     """A check for each array that was compared, and one for the other answer."""
-    from attention_service.comparison.engine.rules import CORRECT
+    from attention_service.comparison.rules import CORRECT
     from attention_service.comparison.text import as_text
 
     message, text = report.verdict.message, as_text(report)

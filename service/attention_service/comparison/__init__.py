@@ -11,9 +11,12 @@ In the order of a comparison:
 - baseline: the error that legal rounding explains; floors: the least that it can be, from the lengths of the vectors
 - errors, places, tolerances: how far two arrays are apart, where, and what tests with a tolerance say
 - facts, wrong: what is true of wrong arrays, beside their names
-- mutants: the table of known mistakes; candidates: their answers; estimates: mistakes with a number that is estimated
-- evidence: what decides between proof and resemblance; search: the mistakes that explain an output
-- power: the mistakes that a request can show; inputs: requests that are made to show them, by recipes
+- mutants: the table of known mistakes; candidates: their answers; estimates: mistakes with a number that is estimated;
+  pairs of mistakes
+- rules: how far off is correct, imprecise or wrong, and what proves a mistake
+- engine: the search for mistakes of any subject, their proof, power and suggestions
+- evidence, outputs, survivors: the output of a kernel as a subject; gradients: likewise, of a backward pass
+- inputs: requests that are made to show mistakes, by recipes
 - calls: comparisons of calls of other engines
 - report, text: what is answered, as JSON and for people
 """

@@ -10,11 +10,11 @@ import numpy as np
 
 from attention_service.attention.arrays import compute_dtype
 from attention_service.comparison.case import Case
-from attention_service.comparison.engine.rules import TINY, Arrays
 from attention_service.comparison.errors import distance, largest, ulp
 from attention_service.comparison.floors import floors, right_weights
 from attention_service.comparison.legal import legal_roundings
 from attention_service.comparison.problem import Answer, rounded
+from attention_service.comparison.rules import TINY, Arrays
 from attention_service.comparison.sample import Sample
 from attention_service.comparison.solve import solve
 

@@ -9,8 +9,8 @@ from attention_service.backends.base import Check
 from attention_service.comparison.baseline import arrays_of
 from attention_service.comparison.case import Case
 from attention_service.comparison.engine.candidate import Candidate
-from attention_service.comparison.engine.rules import Arrays
 from attention_service.comparison.mutants import MUTANTS
+from attention_service.comparison.rules import Arrays
 from attention_service.comparison.sample import Sample
 from attention_service.comparison.solve import solve
 

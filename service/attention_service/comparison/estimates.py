@@ -13,13 +13,13 @@ import numpy as np
 from attention_service.attention.terms.positions import Causal
 from attention_service.backends.base import Check
 from attention_service.comparison.case import Case
-from attention_service.comparison.engine.rules import Arrays
 from attention_service.comparison.evidence import Evidence
 from attention_service.comparison.mutants.heads import permuted
 from attention_service.comparison.mutants.positions import causal_at
 from attention_service.comparison.mutants.scores import scaled
 from attention_service.comparison.mutants.softmax import applies
 from attention_service.comparison.problem import masked_scores, row_max
+from attention_service.comparison.rules import Arrays
 from attention_service.comparison.sample import Sample
 from attention_service.comparison.solve import make_problem, solve
 

@@ -17,11 +17,11 @@ from attention_service.comparison.candidates import candidates, is_fitted, make_
 from attention_service.comparison.case import INEXPRESSIBLE, Case
 from attention_service.comparison.engine.candidate import Candidate, ratio
 from attention_service.comparison.engine.hypothesis import Hypothesis
-from attention_service.comparison.engine.rules import CORRECT, Arrays
 from attention_service.comparison.engine.subject import S, Subject, T
 from attention_service.comparison.errors import distance, distances
 from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.row_errors import RowErrors, judges_rows, legal_rows, mean_squares, rows_show
+from attention_service.comparison.rules import CORRECT, Arrays
 from attention_service.comparison.sample import Sample, blocks, everything
 from attention_service.comparison.solve import solve
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attention_service.comparison.engine.rules import CORRECT, IMPRECISE
 from attention_service.comparison.row_errors import RowErrors
+from attention_service.comparison.rules import CORRECT, IMPRECISE
 from attention_service.schemas.compare import ArrayErrors
 
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from attention_service.comparison.baseline import arrays_of
 from attention_service.comparison.case import TILES, Case
-from attention_service.comparison.engine.rules import CORRECT
 from attention_service.comparison.judged import Judged
 from attention_service.comparison.mutants.precision import precision_accumulate, precision_scores
 from attention_service.comparison.row_errors import SCATTER, mean_squares, shares_of
+from attention_service.comparison.rules import CORRECT
 from attention_service.comparison.sample import Sample, everything
 from attention_service.comparison.samples import MAX_SCORES, choose_sample
 from attention_service.comparison.solve import solve

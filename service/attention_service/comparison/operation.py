@@ -16,7 +16,8 @@ from attention_service.comparison.calls.parts import call_bytes
 from attention_service.comparison.calls.question import CallQuestion
 from attention_service.comparison.calls.report import make_call_report
 from attention_service.comparison.calls.request import call_question
-from attention_service.comparison.compare import Comparison, compare_question
+from attention_service.comparison.compare import compare_question
+from attention_service.comparison.engine.comparison import Comparison
 from attention_service.comparison.memory import comparison_bytes
 from attention_service.comparison.question import make_question
 from attention_service.comparison.report import make_report
@@ -61,7 +62,7 @@ class ReportingOperation(Operation[Prepared[Q], str, R]):
         """The report of a comparison. request_id: of a service"""
 
 
-class CompareOperation(ReportingOperation[Question, Comparison]):
+class CompareOperation(ReportingOperation[Question, Comparison[Question]]):
     """POST /attention/compare."""
 
     schemas = (CompareRequest,)
@@ -71,10 +72,10 @@ class CompareOperation(ReportingOperation[Question, Comparison]):
         _check_heads(question.plan.sizes.num_heads, "")
         return Prepared(question, comparison_bytes(question, self._workers))
 
-    def compute(self, request: Prepared[Question], check: Check) -> Comparison:
+    def compute(self, request: Prepared[Question], check: Check) -> Comparison[Question]:
         return compare_question(request.question, self._backend, check)
 
-    def report(self, result: Comparison, request_id: str | None = None) -> CompareReport:
+    def report(self, result: Comparison[Question], request_id: str | None = None) -> CompareReport:
         return make_report(result, request_id)
 
 

@@ -11,22 +11,27 @@ from functools import cached_property
 import numpy as np
 
 from attention_service.attention.outputs import OUTPUT
+from attention_service.attention.result import Metadata
 from attention_service.backends.base import Check
 from attention_service.comparison.actual import Actual, axes_of, canonical
 from attention_service.comparison.case import Case
 from attention_service.comparison.engine.candidate import Candidate
 from attention_service.comparison.engine.hypothesis import ALMOST, LEAST, Hypothesis
-from attention_service.comparison.engine.rules import CORRECT, Arrays
+from attention_service.comparison.engine.subject import Judgement
 from attention_service.comparison.engine.suggestion import Suggestion
 from attention_service.comparison.errors import distances
 from attention_service.comparison.estimates import estimated
 from attention_service.comparison.evidence import Evidence, holds
+from attention_service.comparison.judged import Judged
 from attention_service.comparison.pairs import JUDGED_PAIRS, PAIR_SCORES, best_pairs, with_logsumexps
+from attention_service.comparison.places import places, worst
+from attention_service.comparison.rules import CORRECT, Arrays
 from attention_service.comparison.samples import choose_sample, most_scores, smaller
 from attention_service.comparison.survivors import Known, survivors
+from attention_service.comparison.tolerances import Tolerance
 from attention_service.comparison.truth import Truth
 from attention_service.comparison.wrong import Wrong
-from attention_service.schemas.compare import Fact
+from attention_service.schemas.compare import Fact, Place
 
 # Makes inputs that show some mistakes, as `Subject.suggestions` does.
 Inputs = Callable[[Case, Collection[str], Collection[str], Check, bool], Iterable[Suggestion]]
@@ -94,6 +99,52 @@ class Outputs(Evidence):
     def suggestions(self, names: Collection[str], check: Check, *, apart: bool) -> Iterable[Suggestion]:
         """Inputs that show some mutants."""
         return self.inputs(self.case, names, tuple(self.right), check, apart)
+
+
+@dataclass(frozen=True, eq=False)
+class JudgedOutputs(Judgement):
+    """Outputs, logsumexp, weights and other arrays of a forward pass, judged. truth: of them; inputs: makes inputs"""
+
+    truth: Truth
+    inputs: Inputs = no_inputs
+
+    @property
+    def metadata(self) -> Metadata:  # type: ignore[override]  # never set
+        """What the service says of the request."""
+        return self.truth.reference.metadata
+
+    @property
+    def judged(self) -> Mapping[str, Judged]:
+        """The errors of each array that was sent, by name."""
+        return self.truth.judged
+
+    @property
+    def reference(self) -> dict[str, np.ndarray]:
+        """What is right for the arrays that were sent; the output if none was."""
+        reference = self.truth.reference
+        return {name: reference[name] for name in self.truth.actual.as_sent or (OUTPUT,)}
+
+    def passes(self, tolerance: Tolerance) -> bool:
+        """True if what was sent passes a test with a tolerance."""
+        reference = self.truth.reference
+        return all(tolerance.passes(array, reference[name]) for name, array in self.truth.actual.as_sent.items())
+
+    def where(self) -> list[Place]:
+        """Where the first array is wrong that is, those first that mutants change."""
+        truth = self.truth
+        for name in names_of_wrong(truth):
+            both, judged = (truth.actual.as_sent[name], truth.reference[name]), truth.judged[name]
+            sent, right = (canonical(array, name, truth.plan) for array in both)
+            found = places(name, sent, right, judged.element_limits, axes_of(name, truth.plan))
+            for whole in found[:1]:  # none where errors are too large in the mean only
+                whole.axes = list(axes_of(name, truth.plan, as_sent=True))
+                whole.worst = worst(*both)
+            return found
+        return []
+
+    def subject(self, check: Check) -> Outputs:
+        """A sample of the worst rows."""
+        return outputs_of(replace(self.truth, case=replace(self.truth.case, check=check)), self.inputs)
 
 
 def outputs_of(truth: Truth, inputs: Inputs = no_inputs) -> Outputs:

@@ -15,9 +15,9 @@ from attention_service.comparison.candidates import NOT_COMBINED
 from attention_service.comparison.case import Case
 from attention_service.comparison.engine.candidate import ratio
 from attention_service.comparison.engine.hypothesis import Hypothesis
-from attention_service.comparison.engine.rules import CORRECT
 from attention_service.comparison.evidence import Evidence
 from attention_service.comparison.mutants import MUTANTS
+from attention_service.comparison.rules import CORRECT
 from attention_service.comparison.solve import solve
 
 # Scores of the sample for pairs and estimates, and pairs that are tried.

@@ -42,14 +42,14 @@ def make_question(decoded: Decoded, layer: Layer | None = None) -> Question:
     gradients = _gradients(spec, layer, {**(actual or {}), **(against or {})}, is_asked=actual is None)
     return Question(
         *planned(spec.forward(), layer),
-        actual,
         is_base2,
         tolerance,
         liberties,
-        bool(body.reference),
-        against,
-        body.time_limit,
         gradients=gradients,
+        actual=actual,
+        against=against,
+        reference=bool(body.reference),
+        time_limit=body.time_limit,
     )
 
 

@@ -8,13 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from attention_service.comparison.actual import is_gradient
-from attention_service.comparison.baseline import FIELDS
-from attention_service.comparison.compare import Comparison
+from attention_service.comparison.engine.comparison import Comparison
 from attention_service.comparison.engine.hypothesis import Hypothesis
-from attention_service.comparison.engine.rules import CORRECT
-from attention_service.comparison.gradients.judge import weak_cotangents
-from attention_service.comparison.recipes import MAX_DIM, options_of
+from attention_service.comparison.rules import CORRECT
 from attention_service.comparison.wrong import NOUNS, is_open
 from attention_service.pipeline.json_fields import json_fields
 from attention_service.schemas.compare import (
@@ -34,14 +30,14 @@ from attention_service.version import __version__
 SHOWN: Final = 20_000
 
 
-def make_report(comparison: Comparison, request_id: str | None = None) -> CompareReport:
+def make_report(comparison: Comparison[Any], request_id: str | None = None) -> CompareReport:
     """The report of a comparison."""
     found = comparison.power
     metadata: dict[str, Any] = {} if comparison.rows is None else {"rows": comparison.rows}
     if comparison.metadata is not None:
         metadata |= comparison.metadata.present()
         metadata["warnings"] = [{"code": one.code, "message": one.message} for one in comparison.metadata.warnings]
-    metadata["dtype"] = comparison.question.plan.dtype.name
+    metadata["dtype"] = comparison.question.type_name
     if request_id is not None:
         metadata["request_id"] = request_id
     return CompareReport(
@@ -66,10 +62,8 @@ def make_report(comparison: Comparison, request_id: str | None = None) -> Compar
             survivors=list(found.survivors),
             indistinguishable=[list(group) for group in found.indistinguishable],
             tiles={name: list(shown) for name, shown in found.tiles.items()},
-            weak=list(
-                () if comparison.question.gradients is None else weak_cotangents(comparison.question.gradients.spec)
-            ),
-            options=list(_unseen_options(comparison)),
+            weak=list(comparison.question.weak),
+            options=list(comparison.question.unseen_options(comparison.power)),
         ),
         next_input=_next_input(comparison),
         against=None if comparison.against is None else _against(comparison, comparison.against),
@@ -79,7 +73,7 @@ def make_report(comparison: Comparison, request_id: str | None = None) -> Compar
     )
 
 
-def _against(comparison: Comparison, other: Comparison) -> AgainstReport:
+def _against(comparison: Comparison[Any], other: Comparison[Any]) -> AgainstReport:
     """What there is to say of the other answer, and of the difference of the two."""
     verdict, differences = _verdict(other), comparison.differences
     most = max(differences.values(), default=0.0)
@@ -96,7 +90,7 @@ def _against(comparison: Comparison, other: Comparison) -> AgainstReport:
     )
 
 
-def _verdict(comparison: Comparison) -> Verdict:
+def _verdict(comparison: Comparison[Any]) -> Verdict:
     status, ratio = comparison.status, comparison.ratio
     if comparison.unknown:
         message = f"Not judged: the comparison does not know {', '.join(comparison.unknown)} of the request's plan."
@@ -108,7 +102,7 @@ def _verdict(comparison: Comparison) -> Verdict:
         )
     shown = _times(max((one.largest for one in comparison.judged.values()), default=0.0))
     if status == "correct":
-        unseen = ", ".join(_unseen_options(comparison))
+        unseen = ", ".join(comparison.question.unseen_options(comparison.power))
         weak = f"; a kernel that ignores {unseen} would be as right for these inputs" if unseen else ""
         of = "" if comparison.rows is None else f" in the {comparison.rows} rows of each head that were judged"
         message = f"Right{of}: the largest error is {shown}{weak}."
@@ -123,21 +117,13 @@ def _verdict(comparison: Comparison) -> Verdict:
     return Verdict(status=status, ratio=_number(ratio), message=message)
 
 
-def _unseen_options(comparison: Comparison) -> tuple[str, ...]:
-    """The options of the request that a kernel could ignore unseen, but a causal mask of one query, which hides none
-    of the keys before it: no other numbers would show it."""
-    found = options_of(comparison.power.ignored, comparison.question.spec)
-    sizes, offset = comparison.question.plan.sizes, comparison.question.spec.query_offset
-    is_step = sizes.query_length == 1 and (offset is None or int(np.min(offset)) >= sizes.key_length - 1)
-    return tuple(name for name in found if not (is_step and name == "is_causal"))
-
-
-def _power_in_words(comparison: Comparison) -> str:
+def _power_in_words(comparison: Comparison[Any]) -> str:
     found = comparison.power
     if comparison.ended_early:
         return "what this request can show was not looked at to the end."
-    if comparison.judged and not any(name in FIELDS or is_gradient(name) for name in comparison.judged):
-        return f"only {', '.join(FIELDS)} show mistakes."
+    question = comparison.question
+    if comparison.judged and not any(map(question.shows, comparison.judged)):
+        return f"only {', '.join(question.showing)} show mistakes."
     return f"this request can show {len(found.killed)} of {len(found.killed) + len(found.survivors)} known mistakes."
 
 
@@ -145,7 +131,7 @@ def _times(largest: float) -> str:
     return f"{min(largest, sys.float_info.max):.2g} times what legal rounding explains"
 
 
-def _error_in_words(comparison: Comparison) -> str:
+def _error_in_words(comparison: Comparison[Any]) -> str:
     """How large the error of the worst array is: its largest one, or that of rows where it says more."""
     worst = comparison.place or max(comparison.judged.values(), key=lambda one: one.ratio)
     if worst.rows is None or (worst.place is None and worst.largest >= worst.ratio):
@@ -159,7 +145,7 @@ def _error_in_words(comparison: Comparison) -> str:
     )
 
 
-def _of_non_finite(comparison: Comparison, name: str) -> str:
+def _of_non_finite(comparison: Comparison[Any], name: str) -> str:
     """What is said of an array that is infinite or NaN where another number is right, or the reverse."""
     sent, right = (comparison.question.actual or {})[name], comparison.reference[name]
     if not np.isfinite(sent.astype(np.float64)[~np.isfinite(right)]).any():
@@ -167,7 +153,7 @@ def _of_non_finite(comparison: Comparison, name: str) -> str:
     return f"some elements are finite, where {'minus infinity' if np.isneginf(right).any() else 'no number'} is right"
 
 
-def _in_words(comparison: Comparison, error: str) -> str:
+def _in_words(comparison: Comparison[Any], error: str) -> str:
     """The verdict on an output that is imprecise or wrong. error: how large it is, in words"""
     start = comparison.status.capitalize()
     right = [NOUNS.get(name, name) for name, one in comparison.judged.items() if one.ratio <= CORRECT]
@@ -211,23 +197,19 @@ def _hypothesis(one: Hypothesis) -> ReportedHypothesis:
     )
 
 
-def _next_input(comparison: Comparison) -> NextInput | None:
-    suggestion, sizes = comparison.suggestion, comparison.question.plan.sizes
+def _next_input(comparison: Comparison[Any]) -> NextInput | None:
+    suggestion = comparison.suggestion
     if suggestion is None:
         return None
-    note = None
-    if max(sizes.head_dim, sizes.value_dim) > MAX_DIM:
-        dims = min(sizes.head_dim, MAX_DIM), min(sizes.value_dim, MAX_DIM)
-        note = f"It is narrower than this request: it has {dims[0]} features per head, and {dims[1]} per value."
     numbers = sum(_size(value) for value in suggestion.fields.values())
     request = None if numbers > SHOWN else json_fields(suggestion.fields)
-    return NextInput(kills=list(suggestion.kills), seed=suggestion.seed, request=request, note=note)
+    return NextInput(kills=list(suggestion.kills), seed=suggestion.seed, request=request, note=comparison.question.note)
 
 
-def _reference(comparison: Comparison) -> dict[str, np.ndarray]:
-    """What is right, in the base of the logarithm that was sent."""
-    base = math.log(2) if comparison.question.base2 else 1.0
-    return {name: array / base if name == "logsumexp" else array for name, array in comparison.reference.items()}
+def _reference(comparison: Comparison[Any]) -> dict[str, np.ndarray]:
+    """What is right, in the units that were sent."""
+    units = comparison.question.units
+    return {name: array / units[name] if name in units else array for name, array in comparison.reference.items()}
 
 
 def _size(value: Any) -> int:

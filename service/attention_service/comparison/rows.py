@@ -16,12 +16,12 @@ from attention_service.backends.base import Backend, Check, no_check
 from attention_service.comparison.actual import read_actual
 from attention_service.comparison.baseline import arrays_of, legal_errors, limit, stored_dtype
 from attention_service.comparison.case import Case, make_case, unknown_options
-from attention_service.comparison.compare import Comparison
+from attention_service.comparison.engine.comparison import Comparison
 from attention_service.comparison.engine.power import no_power
-from attention_service.comparison.engine.rules import CORRECT
 from attention_service.comparison.errors import distances, measure
 from attention_service.comparison.judged import Judged
 from attention_service.comparison.row_errors import RowErrors, evened, judges_rows, legal_squares, mean_squares
+from attention_service.comparison.rules import CORRECT
 from attention_service.comparison.sample import Sample, everything
 from attention_service.comparison.solve import solve
 from attention_service.comparison.truth import Question, pool_of
@@ -41,7 +41,9 @@ FEW: Final = 8
 
 
 @np.errstate(all="ignore")
-def compare_rows(question: Question, backend: Backend, count: int, check: Check = no_check) -> Comparison | None:
+def compare_rows(
+    question: Question, backend: Backend, count: int, check: Check = no_check
+) -> Comparison[Question] | None:
     """The comparison of so many rows of each head, if all of them are right.
 
     None if one is not, or if something was sent or asked for that rows alone do not show, such as the reference: then

@@ -13,10 +13,10 @@ from attention_service.backends.base import Check
 from attention_service.comparison.baseline import arrays_of
 from attention_service.comparison.case import Case
 from attention_service.comparison.engine.candidate import Candidate, ratio
-from attention_service.comparison.engine.rules import CORRECT, Arrays
 from attention_service.comparison.errors import distance
 from attention_service.comparison.evidence import Evidence
 from attention_service.comparison.row_errors import RowErrors, judges_rows, legal_rows, mean_squares, rows_show
+from attention_service.comparison.rules import CORRECT, Arrays
 from attention_service.comparison.sample import Sample, blocks, everything
 from attention_service.comparison.samples import is_whole
 from attention_service.comparison.solve import solve

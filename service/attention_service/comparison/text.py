@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from textwrap import shorten
 from typing import Any, Final
 
-from attention_service.comparison.engine.rules import CORRECT
 from attention_service.comparison.places import in_words
+from attention_service.comparison.rules import CORRECT
 from attention_service.schemas.compare import AgainstReport, CompareReport
 
 # Hypotheses, facts and lines of mistakes not shown that the short text has, at most: with them it has twelve lines.

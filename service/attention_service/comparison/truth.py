@@ -19,13 +19,16 @@ from attention_service.attention.spec import AttentionSpec
 from attention_service.backends.base import Backend, Check, no_check
 from attention_service.backends.threads import TilePool
 from attention_service.comparison.actual import Actual, canonical, is_gradient, read_actual
-from attention_service.comparison.baseline import arrays_of, limit, rounded_cases, stored_dtype
+from attention_service.comparison.baseline import FIELDS, arrays_of, limit, rounded_cases, stored_dtype
 from attention_service.comparison.case import Case, make_case
+from attention_service.comparison.engine.comparison import Asked
+from attention_service.comparison.engine.power import Power
 from attention_service.comparison.errors import distance, epsilon, largest, measure
 from attention_service.comparison.floors import floors, floors_of_others, right_weights
 from attention_service.comparison.judged import Judged
 from attention_service.comparison.legal import LIBERTIES
 from attention_service.comparison.local_errors import place_of
+from attention_service.comparison.recipes import MAX_DIM, options_of
 from attention_service.comparison.row_errors import RowErrors, evened, judges_rows, mean_squares, put_rows
 from attention_service.comparison.sample import MAX_THREADS, Sample, blocks, everything
 from attention_service.comparison.solve import solve
@@ -42,36 +45,81 @@ class GradientQuestion:
     plan: Plan
     names: tuple[str, ...]
 
+    @property
+    def weak(self) -> tuple[str, ...]:
+        """Why the cotangents hide mistakes; empty for numbers that differ."""
+        array = self.spec.grad_output
+        if array is None or array.size < 2:
+            return ()
+        if (array == array.flat[0]).all():
+            return (f"grad_output is {float(array.flat[0]):g} everywhere",)
+        if array.shape[-1] > 1 and (array == array[..., :1]).all():
+            return ("grad_output is one number along each row",)
+        return ()
+
 
 @dataclass(frozen=True)
-class Question:
+class Question(Asked):
     """A request, and what a kernel returned for it.
 
-    actual: arrays by name; None to ask for the power of the request only
     base2:  True if the logsumexp has base 2; tolerance: of the caller's own test
     liberties: what right kernels of half types may do, see `legal`
-    against: what another kernel returned for the same request; None for no other
     field: that `actual` came in
-    reference: True if the report shall have the reference
-    time_limit: seconds after which the search for mistakes ends; None for no limit
     gradients: what is asked about gradients; spec and plan are those without
     is_decoded: True if its numbers are those that a kernel computes from, which the type of the plan may not hold
-    suggests: False if no input is made that shows more: nobody sees that of a call
     """
 
     spec: AttentionSpec
     plan: Plan
-    actual: Mapping[str, np.ndarray] | None = None
     base2: bool = False
     tolerance: Tolerance | None = None
     liberties: frozenset[str] = LIBERTIES
-    reference: bool = False
-    against: Mapping[str, np.ndarray] | None = None
-    time_limit: float | None = None
     field: str = "actual"
     gradients: GradientQuestion | None = None
     is_decoded: bool = False
-    suggests: bool = True
+
+    @property
+    def type_name(self) -> str:
+        """The type of the request."""
+        return self.plan.dtype.name
+
+    @property
+    def units(self) -> Mapping[str, float]:
+        """What one in a logsumexp of base 2 is."""
+        return {"logsumexp": math.log(2)} if self.base2 else {}
+
+    @property
+    def weak(self) -> tuple[str, ...]:
+        """Why the cotangents hide mistakes."""
+        return () if self.gradients is None else self.gradients.weak
+
+    @property
+    def showing(self) -> tuple[str, ...]:
+        """The names of the outputs that show mistakes; gradients do, too."""
+        return tuple(FIELDS)
+
+    def shows(self, name: str) -> bool:
+        """True if an array shows mistakes."""
+        return name in FIELDS or is_gradient(name)
+
+    def unseen_options(self, power: Power) -> tuple[str, ...]:
+        """The options of the request that a kernel could ignore unseen.
+
+        A causal mask of one query is none, as it hides none of the keys before it: no other numbers would show it.
+        """
+        found = options_of(power.ignored, self.spec)
+        sizes, offset = self.plan.sizes, self.spec.query_offset
+        is_step = sizes.query_length == 1 and (offset is None or int(np.min(offset)) >= sizes.key_length - 1)
+        return tuple(name for name in found if not (is_step and name == "is_causal"))
+
+    @property
+    def note(self) -> str | None:
+        """How inputs that are suggested differ from the request; None if they are alike."""
+        sizes = self.plan.sizes
+        if max(sizes.head_dim, sizes.value_dim) <= MAX_DIM:
+            return None
+        dims = min(sizes.head_dim, MAX_DIM), min(sizes.value_dim, MAX_DIM)
+        return f"It is narrower than this request: it has {dims[0]} features per head, and {dims[1]} per value."
 
     @property
     def cast_spec(self) -> AttentionSpec:

@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 
 from attention_service.comparison.case import Case
-from attention_service.comparison.engine.rules import TINY
 from attention_service.comparison.errors import distances
 from attention_service.comparison.problem import scaled_scores, without_values
+from attention_service.comparison.rules import TINY
 from attention_service.comparison.sample import blocks, everything
 from attention_service.comparison.solve import make_problem
 from attention_service.schemas.compare import Fact

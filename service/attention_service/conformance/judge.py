@@ -8,8 +8,8 @@ from typing import Final, Literal
 
 import numpy as np
 
-from attention_service.comparison.engine.rules import CORRECT, IMPRECISE
 from attention_service.comparison.errors import distances
+from attention_service.comparison.rules import CORRECT, IMPRECISE
 from attention_service.conformance.gradients import call_gradients, is_differentiated
 from attention_service.conformance.suite import SuiteCase
 from attention_service.conformance.target import Target, Unsupported, call, described

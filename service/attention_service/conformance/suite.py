@@ -12,8 +12,8 @@ from attention_service.attention.spec import AttentionSpec
 from attention_service.comparison.actual import canonical
 from attention_service.comparison.baseline import baselines
 from attention_service.comparison.case import make_case
-from attention_service.comparison.engine.rules import CORRECT, Arrays
 from attention_service.comparison.gradients.judge import gradient_truth
+from attention_service.comparison.rules import CORRECT, Arrays
 from attention_service.comparison.sample import everything
 from attention_service.comparison.truth import GradientQuestion
 from attention_service.conformance.changes import Fields

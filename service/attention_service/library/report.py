@@ -12,12 +12,13 @@ from pydantic import PrivateAttr
 from attention_service.comparison.actual import axes_of, canonical, is_gradient, read_actual
 from attention_service.comparison.calls.compare import CallComparison
 from attention_service.comparison.calls.report import make_call_report
-from attention_service.comparison.compare import Comparison
-from attention_service.comparison.engine.rules import CORRECT, IMPRECISE
+from attention_service.comparison.engine.comparison import Comparison
 from attention_service.comparison.errors import distances
 from attention_service.comparison.places import plural_of
 from attention_service.comparison.report import make_report
+from attention_service.comparison.rules import CORRECT, IMPRECISE
 from attention_service.comparison.text import as_text
+from attention_service.comparison.truth import Question
 from attention_service.schemas.compare import CompareReport
 
 if TYPE_CHECKING:  # drawing is imported when it is asked for
@@ -45,7 +46,7 @@ class Report(CompareReport):
     _wrong: Wrong | None = PrivateAttr(None)
 
     @classmethod
-    def of(cls, comparison: Comparison) -> Report:
+    def of(cls, comparison: Comparison[Question]) -> Report:
         """The report of a comparison."""
         report = make_report(comparison)
         found = cls.model_construct(report.model_fields_set, **report.__dict__)
@@ -94,7 +95,7 @@ class Report(CompareReport):
 
 
 @np.errstate(all="ignore")
-def _wrong(comparison: Comparison) -> Wrong | None:
+def _wrong(comparison: Comparison[Question]) -> Wrong | None:
     """Where the first array is wrong that is; None if none is."""
     plan, sent = comparison.question.plan, comparison.question.actual or {}
     if not comparison.where:

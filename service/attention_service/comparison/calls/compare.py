@@ -19,13 +19,14 @@ from attention_service.comparison.calls.parts import parts, question_of
 from attention_service.comparison.calls.places import WrongPlaces
 from attention_service.comparison.calls.question import CallQuestion
 from attention_service.comparison.case import make_case
-from attention_service.comparison.compare import Comparison, compare_question
+from attention_service.comparison.compare import compare_question
 from attention_service.comparison.engine.candidate import Candidate
+from attention_service.comparison.engine.comparison import Comparison
 from attention_service.comparison.engine.hypothesis import Hypothesis
-from attention_service.comparison.engine.rules import CORRECT
 from attention_service.comparison.outputs import facts_of
+from attention_service.comparison.rules import CORRECT
 from attention_service.comparison.time_limit import TimeIsUp, limited
-from attention_service.comparison.truth import Question, reference_and_baseline
+from attention_service.comparison.truth import Question, Truth, reference_and_baseline
 from attention_service.comparison.wrong import LISTED
 from attention_service.engines.call import Call
 from attention_service.errors import InvalidRequest, Overflow
@@ -47,7 +48,7 @@ class CallComparison:
     """
 
     question: CallQuestion
-    worst: Comparison | None
+    worst: Comparison[Question] | None
     places: list[Place] = field(default_factory=list)
     unseen: tuple[str, ...] = ()
     reference: Mapping[str, np.ndarray] | None = None
@@ -88,7 +89,7 @@ def _compared(asked: CallQuestion, backend: Backend, check: Check) -> CallCompar
         check()
         judged.forget()
         with _renamed(asked.addressed, part):
-            judged.add(part, judge(question_of(asked, part), backend, check, asked.rows))
+            judged.add(part, *judge(question_of(asked, part), backend, check, asked.rows))
     worst = judged.worst
     if worst is None or not is_wrong(worst):
         return CallComparison(asked, worst)
@@ -105,17 +106,18 @@ class _Judged:
 
     arrays: dict[str, WrongPlaces]
     errors: dict[str, float] = field(default_factory=dict)
-    worst: Comparison | None = None
+    worst: Comparison[Question] | None = None
+    truth: Truth | None = None
     part: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     parts: list[tuple[np.ndarray, bool]] = field(default_factory=list)
     passes: dict[str, bool] = field(default_factory=dict)
 
     def forget(self) -> None:
         """Drop what is right for the worst part: it takes as much memory as the comparison of the next one."""
-        self.worst = None if self.worst is None else replace(self.worst, truth=None)
+        self.truth = None
 
-    def add(self, part: np.ndarray, found: Comparison) -> None:
-        """Add a part and its comparison."""
+    def add(self, part: np.ndarray, found: Comparison[Question], truth: Truth | None) -> None:
+        """Add a part, its comparison, and what is right for it."""
         self.parts.append((part, is_wrong(found)))
         for name, error in largest_errors(found).items():
             self.errors[name] = max(self.errors.get(name, 0.0), error)
@@ -124,7 +126,7 @@ class _Judged:
         for name, passes in found.passes.items():
             self.passes[name] = self.passes.get(name, True) and passes
         if self.worst is None or found.rank > self.worst.rank:
-            self.worst, self.part = found, part
+            self.worst, self.part, self.truth = found, part, truth
         self.worst = replace(self.worst, passes=dict(self.passes))
 
     @property
@@ -160,7 +162,7 @@ def _searched(
         end = time.monotonic()
     question = _in_time(question_of(asked, judged.part), end)
     assert judged.worst is not None
-    worst = compare_question(question, backend, check, judged.worst.truth)
+    worst = compare_question(question, backend, check, judged.truth)
     worst = replace(worst, passes=judged.passes, ended_early=worst.ended_early or ended_early)
     if found:
         worst = replace(worst, hypotheses=[_hypothesis(found, question, check), *worst.hypotheses], facts=())
@@ -174,7 +176,9 @@ def _searched(
     return _with_power(CallComparison(asked, worst, judged.places.places()), backend, check, end)
 
 
-def _of_all(asked: CallQuestion, judged: _Judged, worst: Comparison, backend: Backend, check: Check) -> Comparison:
+def _of_all(
+    asked: CallQuestion, judged: _Judged, worst: Comparison[Question], backend: Backend, check: Check
+) -> Comparison[Question]:
     """The comparison of the worst part with what holds of the whole call. Errors: what `check` raises."""
     # Loaded for the first call that is wrong, as an idle service has no use for them.
     from attention_service.comparison.calls.confirm import is_in_all, is_in_none, is_of_each
@@ -184,7 +188,7 @@ def _of_all(asked: CallQuestion, judged: _Judged, worst: Comparison, backend: Ba
     proof = next((one for one in worst.hypotheses if one.is_proof), None)
     if proof is not None and not is_of_each(proof, judged.part, asked, backend, check):
         moved = _as_offsets(proof, judged)
-        facts = () if moved else facts_of(worst.truth or reference_and_baseline(worst.question, backend, check))
+        facts = () if moved else facts_of(judged.truth or reference_and_baseline(worst.question, backend, check))
         worst, proof = replace(worst, hypotheses=moved, facts=facts), None
     wrong, right = ([part for part, is_bad in judged.others if is_bad == kind] for kind in (True, False))
     is_known = proof is not None and is_in_all(proof, wrong, asked, backend, check)
@@ -204,7 +208,7 @@ def _of_all(asked: CallQuestion, judged: _Judged, worst: Comparison, backend: Ba
     facts = (
         (_known_in_part(proof, judged),)
         if is_known
-        else facts_of(worst.truth or reference_and_baseline(worst.question, backend, check))
+        else facts_of(judged.truth or reference_and_baseline(worst.question, backend, check))
     )
     return replace(worst, hypotheses=[replace(one, is_proof=False) for one in worst.hypotheses], facts=facts)
 

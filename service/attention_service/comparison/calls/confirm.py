@@ -16,10 +16,10 @@ from attention_service.comparison.candidates import candidates
 from attention_service.comparison.case import Case
 from attention_service.comparison.engine.candidate import Candidate, ratio
 from attention_service.comparison.engine.hypothesis import Hypothesis
-from attention_service.comparison.engine.rules import CORRECT
 from attention_service.comparison.engine.search import search
 from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.outputs import Outputs, outputs_of
+from attention_service.comparison.rules import CORRECT
 from attention_service.comparison.truth import reference_and_baseline
 
 # Parts that are looked at, of those that are wrong and of those that are right.

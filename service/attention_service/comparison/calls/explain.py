@@ -14,7 +14,7 @@ from attention_service.comparison.calls.mistakes import MISTAKES, Mistake
 from attention_service.comparison.calls.moves import Suspect, suspects
 from attention_service.comparison.calls.parts import parts, question_of
 from attention_service.comparison.calls.question import CallQuestion
-from attention_service.comparison.engine.rules import is_ten_times_closer
+from attention_service.comparison.rules import is_ten_times_closer
 from attention_service.engines.call import Call
 from attention_service.errors import InvalidRequest
 from attention_service.pipeline.calls import exact_answer

@@ -12,8 +12,8 @@ from attention_service.backends.base import Backend, Check
 from attention_service.comparison.calls.explain import agrees
 from attention_service.comparison.calls.moves import Suspect
 from attention_service.comparison.calls.question import CallQuestion
-from attention_service.comparison.engine.rules import CORRECT
 from attention_service.comparison.errors import distances
+from attention_service.comparison.rules import CORRECT
 from attention_service.comparison.wrong import BITS, bits_of
 from attention_service.engines.call import Merge
 from attention_service.engines.partial import State, merge

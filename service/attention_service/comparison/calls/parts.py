@@ -91,10 +91,10 @@ def question_of(asked: CallQuestion, part: np.ndarray, *, shapes_only: bool = Fa
     return Question(
         spec,
         plan,
-        _actual(asked, part, shapes_only=shapes_only),
         call.form.base == "2",
         asked.tolerance,
         asked.liberties,
+        actual=_actual(asked, part, shapes_only=shapes_only),
         time_limit=asked.time_limit,
         is_decoded=True,
         suggests=False,

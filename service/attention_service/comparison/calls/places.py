@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from attention_service.comparison.actual import canonical
-from attention_service.comparison.compare import Comparison
+from attention_service.comparison.engine.comparison import Comparison
 from attention_service.comparison.errors import distances
 from attention_service.comparison.places import place_of, worst
+from attention_service.comparison.truth import Question
 from attention_service.comparison.wrong import NOUNS
 from attention_service.engines.call import Call
 from attention_service.schemas.compare import Place, WorstElement
@@ -39,7 +40,7 @@ class WrongPlaces:
         self.heads = np.zeros(self.call.query.heads, bool)
         self.queries = np.zeros(int(lengths.max(initial=0)), bool)
 
-    def add(self, part: np.ndarray, found: Comparison) -> None:
+    def add(self, part: np.ndarray, found: Comparison[Question]) -> None:
         """Add the places of a part whose array is wrong. part: its sequences"""
         name, plan = self.array, found.question.plan
         sent = canonical((found.question.actual or {})[name].astype(np.float64), name, plan)

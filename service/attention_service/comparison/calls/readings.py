@@ -15,8 +15,8 @@ from attention_service.comparison.calls.addresses import Addresses, other_addres
 from attention_service.comparison.calls.explain import agrees
 from attention_service.comparison.calls.moves import Suspect, numbers_of, stored
 from attention_service.comparison.calls.question import CallQuestion
-from attention_service.comparison.engine.rules import CORRECT, PROOF
 from attention_service.comparison.errors import distance, distances
+from attention_service.comparison.rules import CORRECT, PROOF
 from attention_service.comparison.wrong import bits_of
 from attention_service.engines.call import Call, Form
 from attention_service.engines.tokens import Rows, Tokens

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from attention_service.comparison.engine.rules import Arrays
 from attention_service.comparison.errors import distance
+from attention_service.comparison.rules import Arrays
 
 
 class Wrong(Protocol):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from attention_service.comparison.engine.candidate import Candidate
-from attention_service.comparison.engine.rules import CORRECT
+from attention_service.comparison.rules import CORRECT
 
 # Hypotheses below this share of the error explained are not told.
 LEAST: Final = 0.5

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from attention_service.backends.base import Check
 from attention_service.comparison.engine.candidate import Candidate, W, ratio
-from attention_service.comparison.engine.rules import CORRECT
 from attention_service.comparison.engine.subject import Subject
+from attention_service.comparison.rules import CORRECT
 from attention_service.comparison.tolerances import Tolerance
 
 # Numbers of two answers that are held against each other before all are.
@@ -62,14 +62,14 @@ def power(
 ) -> Power:
     """The power of a request. candidates: the answers of known mistakes; check: raises to end the computation"""
     candidates = [one for one in candidates if one.in_power]
-    alive, right = subject.alive(candidates, check), subject.right
+    alive = subject.alive(candidates, check)
     shown = _shown_tiles(subject, candidates, alive)
     survive = {one.names[0] for one in alive if one.case.tile is None or one.case.tile in subject.tiles}
     survive |= {name for name, tiles in shown.items() if tiles != subject.tiles}
     survivors = tuple(dict.fromkeys(one.names[0] for one in candidates if one.names[0] in survive))
     killed = [one for one in candidates if one.names[0] not in survive]
     missed = {
-        tolerance.name: tuple(dict.fromkeys(one.names[0] for one in candidates if _passes(one, right, tolerance)))
+        tolerance.name: tuple(dict.fromkeys(one.names[0] for one in candidates if subject.misses(one, tolerance)))
         for tolerance in tolerances
     }
     names = tuple(dict.fromkeys(one.names[0] for one in killed))
@@ -83,10 +83,6 @@ def _shown_tiles(
     names = dict.fromkeys(one.names[0] for one in candidates if subject.is_by_tile(one.names[0]))
     changed = {(one.names[0], one.case.tile) for one in candidates} - {(one.names[0], one.case.tile) for one in alive}
     return {name: tuple(tile for tile in subject.tiles if (name, tile) in changed) for name in names}
-
-
-def _passes(one: Candidate[Any], right: Mapping[str, Any], tolerance: Tolerance) -> bool:
-    return all(tolerance.passes(array, right[name]) for name, array in one.arrays.items())
 
 
 def groups(killed: list[Candidate[W]], baselines: Mapping[str, float]) -> tuple[tuple[str, ...], ...]:

@@ -9,8 +9,8 @@ from typing import Any, Final
 from attention_service.backends.base import Check
 from attention_service.comparison.engine.candidate import Candidate, W, ratio
 from attention_service.comparison.engine.hypothesis import Hypothesis
-from attention_service.comparison.engine.rules import CORRECT
 from attention_service.comparison.engine.subject import Subject
+from attention_service.comparison.rules import CORRECT
 
 # Hypotheses that are told, and proofs that are confirmed on all rows.
 TOLD: Final = 5

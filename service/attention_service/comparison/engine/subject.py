@@ -2,28 +2,64 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
+from attention_service.attention.result import Metadata
 from attention_service.backends.base import Check
 from attention_service.comparison.engine.candidate import Candidate, W, ratio
 from attention_service.comparison.engine.hypothesis import Hypothesis, explained_part
-from attention_service.comparison.engine.rules import CORRECT, Arrays, is_ten_times_closer
 from attention_service.comparison.engine.suggestion import Suggestion
-from attention_service.comparison.errors import distance, square
-from attention_service.schemas.compare import Fact
+from attention_service.comparison.errors import distance, measure, square
+from attention_service.comparison.judged import Judged
+from attention_service.comparison.places import places
+from attention_service.comparison.rules import CORRECT, Arrays, is_ten_times_closer
+from attention_service.comparison.tolerances import Tolerance
+from attention_service.schemas.compare import Fact, Place
 
+FLOAT64: Final = np.dtype(np.float64)
 S = TypeVar("S")
 T = TypeVar("T")
 
 
+class Judgement(ABC):
+    """What was sent, judged on all of its numbers."""
+
+    metadata: Metadata | None = None
+
+    @property
+    @abstractmethod
+    def judged(self) -> Mapping[str, Judged]:
+        """The errors of each array that was sent, by name."""
+
+    @property
+    @abstractmethod
+    def reference(self) -> Arrays:
+        """What is right, by name."""
+
+    @abstractmethod
+    def passes(self, tolerance: Tolerance) -> bool:
+        """True if what was sent passes a test with a tolerance."""
+
+    @abstractmethod
+    def where(self) -> list[Place]:
+        """Where the first array is wrong that is."""
+
+    @abstractmethod
+    def subject(self, check: Check) -> Subject[Any]:
+        """What mistakes are searched in. check: raises to end all of its computations"""
+
+
 @dataclass(frozen=True, eq=False)
-class Subject(Generic[W]):
+class Subject(Judgement, Generic[W]):
     """What is compared, for a sample of its numbers. The engine asks a subject; a kind of comparison is a subclass.
+
+    What is small is judged by its subject alone, which has all numbers.
 
     actual: what a kernel returned, float64 arrays by name; empty to ask only which mistakes could show
     right: what is right, the same arrays; baselines: of each array, the error that legal rounding explains
@@ -34,6 +70,39 @@ class Subject(Generic[W]):
     right: Arrays
     baselines: Mapping[str, float]
     wrong: frozenset[str]
+
+    @property
+    def judged(self) -> Mapping[str, Judged]:
+        """The errors of each array that was sent, by name."""
+        judged = {}
+        for name, sent in self.actual.items():
+            errors, of_right = (measure(one, self.right[name], FLOAT64) for one in (sent, self.right[name]))
+            judged[name] = Judged(errors, of_right, self.baselines[name])
+        return judged
+
+    @property
+    def reference(self) -> Arrays:
+        """What is right, by name."""
+        return self.right
+
+    def passes(self, tolerance: Tolerance) -> bool:
+        """True if what was sent passes a test with a tolerance."""
+        return all(tolerance.passes(sent, self.right[name]) for name, sent in self.actual.items())
+
+    def where(self) -> list[Place]:
+        """Where the first array is wrong that is."""
+        for name in (name for name in self.actual if name in self.wrong):
+            most = CORRECT * self.baselines[name]
+            return places(name, self.actual[name], self.right[name], most, self.axes(name))
+        return []
+
+    def axes(self, name: str) -> tuple[str, ...]:
+        """What each axis of an array counts."""
+        return tuple(f"axis {axis}" for axis in range(self.right[name].ndim))
+
+    def subject(self, check: Check) -> Subject[W]:
+        """The subject itself."""
+        return self
 
     def candidates(self, check: Check) -> Iterable[Candidate[W]]:
         """Each form of each known mistake, with its arrays. check: called before each"""
@@ -75,6 +144,10 @@ class Subject(Generic[W]):
     def alive(self, candidates: list[Candidate[W]], check: Check) -> list[Candidate[W]]:
         """The candidates whose answers do not differ from what is right."""
         return [one for one in candidates if not ratio(one.arrays, self.right, self.baselines) > CORRECT]
+
+    def misses(self, candidate: Candidate[W], tolerance: Tolerance) -> bool:
+        """True if the answer of a mistake passes a test with a tolerance."""
+        return all(tolerance.passes(array, self.right[name]) for name, array in candidate.arrays.items())
 
     def is_by_tile(self, name: str) -> bool:
         """True for the name of a mistake of tiles."""

@@ -10,7 +10,6 @@ from typing import Final
 import numpy as np
 
 from attention_service.comparison.case import Case
-from attention_service.comparison.engine.rules import CORRECT
 from attention_service.comparison.facts import find_facts
 from attention_service.comparison.gradients.judge import GradientTruth
 from attention_service.comparison.gradients.row_sums import other_row_sums
@@ -27,6 +26,7 @@ from attention_service.comparison.gradients.terms import (
     whole,
     whole_sums,
 )
+from attention_service.comparison.rules import CORRECT
 from attention_service.comparison.wrong import LISTED
 from attention_service.schemas.compare import Fact
 

@@ -12,10 +12,8 @@ from attention_service.attention.gradients import PREFIX
 from attention_service.attention.outputs import OUTPUTS
 from attention_service.attention.planning import make_plan
 from attention_service.attention.result import Metadata, request_axes
-from attention_service.attention.spec import AttentionSpec
 from attention_service.backends.base import Backend, Check, no_check
 from attention_service.comparison.actual import AXES, check_array, shown_shape
-from attention_service.comparison.engine.rules import CORRECT, TINY
 from attention_service.comparison.errors import distances, measure
 from attention_service.comparison.gradients.case import (
     GradientCase,
@@ -28,6 +26,7 @@ from attention_service.comparison.gradients.case import (
 from attention_service.comparison.gradients.rounding import Limits, limits_of
 from attention_service.comparison.judged import Judged
 from attention_service.comparison.places import places, worst
+from attention_service.comparison.rules import CORRECT, TINY
 from attention_service.comparison.truth import GradientQuestion
 from attention_service.schemas.compare import Place, WorstElement
 
@@ -138,15 +137,3 @@ def axes_of(case: GradientCase, name: str, rank: int) -> tuple[str, ...]:
     if field in ("sinks", "alibi_slopes", "scale") and rank == 1:
         return ("head",)
     return tuple(f"axis {place}" for place in range(rank))
-
-
-def weak_cotangents(spec: AttentionSpec) -> tuple[str, ...]:
-    """Why the cotangents of a request hide mistakes; empty for numbers that differ."""
-    array = spec.grad_output
-    if array is None or array.size < 2:
-        return ()
-    if (array == array.flat[0]).all():
-        return (f"grad_output is {float(array.flat[0]):g} everywhere",)
-    if array.shape[-1] > 1 and (array == array[..., :1]).all():
-        return ("grad_output is one number along each row",)
-    return ()

@@ -11,24 +11,26 @@ from typing import Any, Final
 
 import numpy as np
 
+from attention_service.attention.result import Metadata
 from attention_service.attention.spec import AttentionSpec
 from attention_service.backends.base import Backend, Check
 from attention_service.comparison.case import INEXPRESSIBLE, Case
 from attention_service.comparison.engine.candidate import Candidate
-from attention_service.comparison.engine.rules import CORRECT, is_ten_times_closer
-from attention_service.comparison.engine.subject import S, Subject, T
+from attention_service.comparison.engine.subject import Judgement, S, Subject, T
 from attention_service.comparison.engine.suggestion import Suggestion
 from attention_service.comparison.errors import distances
 from attention_service.comparison.gradients.case import GradientCase, Gradients, changed_spec, make_case, names_in
-from attention_service.comparison.gradients.judge import GradientTruth
+from attention_service.comparison.gradients.judge import GradientTruth, judge_gradients, where_gradients
 from attention_service.comparison.gradients.mutants import GRADIENT_MUTANTS
 from attention_service.comparison.gradients.mutants.table import Variant
 from attention_service.comparison.gradients.suggestion import gradients_of, suggestions
 from attention_service.comparison.judged import Judged
 from attention_service.comparison.mutants import MUTANTS
+from attention_service.comparison.rules import CORRECT, is_ten_times_closer
+from attention_service.comparison.tolerances import Tolerance
 from attention_service.comparison.wrong import BITS, LISTED, bits_of
 from attention_service.errors import InvalidRequest
-from attention_service.schemas.compare import Fact
+from attention_service.schemas.compare import Fact, Place
 
 # Numbers of each gradient that mistakes are held against to say how much they explain, and which are the same.
 SAMPLED: Final = 2**14
@@ -156,6 +158,10 @@ class GradientSubject(Subject[Case]):
         """False: a mistake that would change a gradient that is right was made for the wrong ones alone."""
         return False
 
+    def misses(self, candidate: Candidate[Case], tolerance: Tolerance) -> bool:
+        """False: tests with a tolerance take numbers, not units of their limits."""
+        return False
+
     def alive(self, candidates: list[Candidate[Case]], check: Check) -> list[Candidate[Case]]:
         """The mistakes that no gradient shows."""
         return [one for one in candidates if isinstance(one, GradientCandidate) and not one.is_killed]
@@ -235,6 +241,44 @@ class GradientSubject(Subject[Case]):
         apart = distances(self.truth.sent[name], made)
         apart /= limits
         return float(apart.max(initial=0.0))
+
+
+@dataclass(frozen=True, eq=False)
+class JudgedGradients(Judgement):
+    """Gradients, judged. truth, forward, backend, outputs: see GradientSubject"""
+
+    truth: GradientTruth
+    forward: Case
+    backend: Backend
+    outputs: Collection[Judged]
+
+    @property
+    def metadata(self) -> Metadata:  # type: ignore[override]  # never set
+        """What the service says of the request."""
+        return self.truth.metadata
+
+    @cached_property
+    def judged(self) -> Mapping[str, Judged]:
+        """The errors of each gradient that was sent, by name."""
+        return judge_gradients(self.truth)
+
+    @property
+    def reference(self) -> dict[str, np.ndarray]:
+        """What is right for the gradients that were sent."""
+        return {name: self.truth.case.right[name] for name in self.truth.sent}
+
+    def passes(self, tolerance: Tolerance) -> bool:
+        """True if what was sent passes a test with a tolerance."""
+        return all(tolerance.passes(sent, self.truth.case.right[name]) for name, sent in self.truth.sent.items())
+
+    def where(self) -> list[Place]:
+        """Where the first gradient is wrong that is."""
+        return where_gradients(self.truth, self.judged)
+
+    def subject(self, check: Check) -> GradientSubject:
+        """A sample of the numbers that are most wrong, and of others."""
+        truth = replace(self.truth, case=replace(self.truth.case, check=check))
+        return GradientSubject.of(truth, self.judged, self.forward, self.backend, self.outputs)
 
 
 def _sampled(truth: GradientTruth, name: str) -> np.ndarray:

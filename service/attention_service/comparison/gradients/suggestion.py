@@ -11,7 +11,6 @@ import numpy as np
 from attention_service.backends.base import Backend, Check
 from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.case import Case
-from attention_service.comparison.engine.rules import CORRECT
 from attention_service.comparison.engine.suggestion import Suggestion
 from attention_service.comparison.errors import largest_number
 from attention_service.comparison.gradients.case import Gradients, stored_dtype
@@ -20,6 +19,7 @@ from attention_service.comparison.gradients.mutants import GRADIENT_MUTANTS
 from attention_service.comparison.gradients.mutants.table import Variant
 from attention_service.comparison.inputs import TRIES, make_input
 from attention_service.comparison.recipes import recipe_of
+from attention_service.comparison.rules import CORRECT
 from attention_service.comparison.truth import GradientQuestion
 from attention_service.errors import InvalidRequest, Overflow
 from attention_service.pipeline.prepare import make_spec_and_plan

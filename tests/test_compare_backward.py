@@ -132,6 +132,19 @@ def test_a_causal_mask_that_is_some_keys_off_is_named() -> None:
     assert best.message.endswith("(3 keys more, dk and dv only)")
 
 
+@pytest.mark.parametrize("names", [GRADIENTS, (KEY, VALUE)])
+def test_a_mask_of_the_forward_table_that_the_backward_pass_alone_applies_is_named(names: tuple[str, ...]) -> None:
+    """Weights that are computed again with a window of one key more, from the right logsumexp."""
+    i, j = np.ogrid[:37, :37]
+    right, wider = ((j >= i - 5) & (j <= i + most) for most in (0, 1))
+    as_mask = right_pass(request(mask=right))
+    wrong = hidden_differently(as_mask, "mask", wider[None, None])
+    sent = {name: (wrong if name in names else as_mask.gradients())[name].astype(F32) for name in GRADIENTS}
+    [best] = compare(sent, **request(window={"left": 5, "right": 0})).hypotheses
+    assert (best.name, best.certainty, best.change) == ("window.right_plus_one", "proof", None)
+    assert "in the backward pass only" in best.message
+
+
 def with_empty_rows() -> dict[str, Any]:
     """A request in which two queries see no key."""
     mask = some_mask(37, 37)

@@ -31,7 +31,8 @@ MISTAKES: Final[dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]]] = {
 
 def norm(x: np.ndarray) -> np.ndarray:
     """What is right."""
-    return x / np.sqrt(np.mean(x * x, -1, keepdims=True) + EPS)
+    y: np.ndarray = x / np.sqrt(np.mean(x * x, -1, keepdims=True) + EPS)
+    return y
 
 
 @dataclass(frozen=True)

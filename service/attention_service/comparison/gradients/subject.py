@@ -11,8 +11,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from attention_service.attention.planning import make_plan
 from attention_service.attention.result import Metadata
 from attention_service.attention.spec import AttentionSpec
+from attention_service.attention.terms import FIELDS as TERM_FIELDS
 from attention_service.backends.base import Backend, Check
 from attention_service.comparison.case import INEXPRESSIBLE, Case
 from attention_service.comparison.engine.candidate import Candidate
@@ -22,7 +24,7 @@ from attention_service.comparison.errors import distances
 from attention_service.comparison.gradients.case import GradientCase, Gradients, changed_spec, make_case, names_in
 from attention_service.comparison.gradients.judge import GradientTruth, judge_gradients, where_gradients
 from attention_service.comparison.gradients.mutants import GRADIENT_MUTANTS
-from attention_service.comparison.gradients.mutants.table import Variant
+from attention_service.comparison.gradients.mutants.table import Recomputed, Variant, is_softmax
 from attention_service.comparison.gradients.suggestion import gradients_of, suggestions
 from attention_service.comparison.judged import Judged
 from attention_service.comparison.mutants import MUTANTS
@@ -39,6 +41,8 @@ TYPICAL: Final = 0.9
 # Errors count in units of their limits, but not of limits that are smaller than this part of the largest of the array:
 # where 0 is right, the limit is next to 0, and one such error would hide all others.
 LEAST_UNIT: Final = 1e-3
+# Fields that change scores alone: operands, heads and what is done to outputs stay as they are.
+OF_SCORES: Final = TERM_FIELDS | {"query_offset", "scale", "softcap"}
 # A mistake by name, its gradients, and the wrong case that its message and change are those of.
 Named = tuple[str, Variant, Case]
 
@@ -125,9 +129,13 @@ class GradientSubject(Subject[Case]):
             yield from self.each(self._answer, _of_forward(self.truth, self.forward))
 
     def estimated(self, check: Check) -> Iterator[Candidate[Case]]:
-        """Mistakes of masks that some tokens estimate, unless facts say all that is wrong."""
+        """Mistakes of scores that a backward pass makes alone, and of masks that some tokens estimate.
+
+        None if facts say all that is wrong.
+        """
         if all(self._facts.values()):
             return
+        yield from self.each(self._answer, _recomputed(self.truth, self.forward))
         from attention_service.comparison.gradients.estimates import estimated  # when needed, as in facts_of
 
         yield from self.each(self._answer, _named(self.forward, estimated(self.truth, self._arrays)))
@@ -306,14 +314,38 @@ def _named(forward: Case, variants: Iterable[tuple[str, Variant]]) -> Iterator[N
 
 def _of_forward(truth: GradientTruth, forward: Case) -> Iterator[Named]:
     """The mistakes of the forward pass that another request says, differentiated as that request is."""
+    for name, spec, wrong in _changed(truth, forward):
+        yield name, Variant(partial(_differentiated, truth.case, spec), wrong.detail), wrong
+
+
+def _recomputed(truth: GradientTruth, forward: Case) -> Iterator[Named]:
+    """The mistakes of scores that a backward pass makes when it computes weights again, from the right logsumexp."""
+    case = truth.case
+    for name, spec, wrong in _changed(truth, forward) if is_softmax(case) else ():
+        change = wrong.change or {}
+        if change.keys() <= OF_SCORES and names_in(case.names, spec):
+            only = wrong.changed(INEXPRESSIBLE, detail="in the backward pass only")
+            yield name, Variant(partial(_run_again, case, spec), only.detail), only
+
+
+def _run_again(case: GradientCase, spec: AttentionSpec) -> Gradients:
+    """The gradients of a backward pass of another request, from the right logsumexp; none if it is no valid one."""
+    try:
+        other = replace(case, spec=spec, plan=make_plan(spec), names=names_in(case.names, spec))
+        return other.run(partial(Recomputed, case=case))
+    except InvalidRequest:
+        return {}
+
+
+def _changed(truth: GradientTruth, forward: Case) -> Iterator[tuple[str, AttentionSpec, Case]]:
+    """The mistakes of the forward pass that another request says: their names, requests and cases."""
     done = set()
     for row in MUTANTS.values():
         for wrong in row.edit(forward):
             spec = changed_spec(truth.case.spec, wrong.change)
-            if spec is None or repr(wrong.change) in done:
-                continue
-            done.add(repr(wrong.change))
-            yield row.name, Variant(partial(_differentiated, truth.case, spec), wrong.detail), wrong
+            if spec is not None and repr(wrong.change) not in done:
+                done.add(repr(wrong.change))
+                yield row.name, spec, wrong
 
 
 def _differentiated(case: GradientCase, spec: AttentionSpec) -> Gradients:

@@ -18,6 +18,7 @@ from attention_service.comparison.calls.judge import is_wrong, judge, largest_er
 from attention_service.comparison.calls.parts import parts, question_of
 from attention_service.comparison.calls.places import WrongPlaces
 from attention_service.comparison.calls.question import CallQuestion
+from attention_service.comparison.candidates import make_candidate
 from attention_service.comparison.case import make_case
 from attention_service.comparison.compare import compare_question
 from attention_service.comparison.engine.candidate import Candidate
@@ -227,7 +228,7 @@ def _as_offsets(proof: Hypothesis, judged: _Judged) -> list[Hypothesis]:
     more = ", …" if len(order) > LISTED else ""
     detail = f"{listed[0]}{more} in sequences {listed[1]}{more}"
     case = replace(proof.candidate.case, change=None, detail=detail)
-    candidate = replace(proof.candidate, names=("causal.other_offset",), case=case)
+    candidate = make_candidate(("causal.other_offset",), case, proof.candidate.arrays)
     return [replace(proof, candidate=candidate, also=(), is_proof=not judged.others)]
 
 

@@ -10,9 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Iterable
+from contextlib import suppress
 from math import inf
 from time import perf_counter
 from typing import Any, Final, NamedTuple
+
+from starlette.types import Receive
 
 from attention_service.http.head import closes, parse_length
 from attention_service.server.drain import Drain
@@ -61,8 +65,9 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         self._interval = min(1.0, limits.head / 4, limits.write / 4)  # seconds between two looks at the time limits
         self._cycle: Any = None  # of the last request whose head is complete
         self._left = 0  # bytes of its body that are still to come, at most
-        # Received bytes of a head that is not complete, or of a body that the application has not taken.
-        self._untaken = 0
+        # Received bytes of a head that is not complete, or of a body that the application has not taken; and how many of
+        # them uvicorn holds for the application.
+        self._untaken = self._held = 0
         self._head_due = inf  # when the head that arrives must be complete, in seconds of the loop
         self._delivered = 0  # bytes of responses, as seen last
         self._write_due = 0.0  # when the client is too slow, unless it takes more until then
@@ -86,6 +91,7 @@ class LimitedProtocol(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Pass the received bytes on; abort if too many arrive without a complete head, or if the body is not taken."""
+        self._follow()
         if self._is_idle():
             self._head_due = self._loop.time() + self._limits.head
             if self._idle_since is not None:  # the next look would be late
@@ -107,19 +113,31 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         if perf_counter() - start > TURN and not self.transport.is_closing():
             self.transport.pause_reading()
             self._loop.call_soon(self._resume_reading)
-        if self._protocol.cycle is not self._cycle:
-            self._cycle = self._protocol.cycle
-            headers = dict(self._cycle.scope["headers"])
-            # Chunks, whatever length is announced beside them, are slow to parse.
-            length = None if b"transfer-encoding" in headers else parse_length(headers.get(b"content-length", b""))
-            self._left = length or 0
-            self._untaken, self._head_due = 0, inf
-        elif self._untaken > (MAX_UNTAKEN if self._is_in_request() else self._limits.head_bytes):
+        self._follow()
+        if self._untaken > (MAX_UNTAKEN if self._is_in_request() else self._limits.head_bytes):
             self.transport.abort()
 
-    def body_taken(self) -> None:
-        """Called when the application has taken the received part of the body."""
-        self._untaken = 0
+    def _follow(self) -> None:
+        """Forget received bytes of a head that is complete now, or of a body that the application has taken."""
+        cycle = self._protocol.cycle
+        if cycle is not self._cycle:
+            self._cycle = cycle
+            self._left = announced(cycle.scope["headers"]) if cycle.more_body else 0
+            self._untaken, self._head_due = 0, inf
+        elif self._held and not cycle.body:
+            self._untaken = 0
+        self._held = 0 if cycle is None else len(cycle.body)
+
+    async def disconnected(self, receive: Receive) -> None:
+        """Wait at most a second until uvicorn has noticed that the client disconnected.
+
+        It logs an error if the application returns earlier without a complete response. With httptools uvicorn notices
+        only for the last of several pipelined requests, hence the limit.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                while (await receive())["type"] != "http.disconnect":
+                    pass
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Pass it on, and break all reference cycles: otherwise parts of bodies stayed until garbage is collected."""
@@ -152,7 +170,10 @@ class LimitedProtocol(asyncio.BufferedProtocol):
     def _received_last_request(self) -> bool:
         """True if no request may follow the current one (Connection: close, HTTP/1.0), which has been received."""
         cycle = self._protocol.cycle
-        return cycle is not None and not cycle.more_body and (not cycle.keep_alive or closes(cycle.scope))
+        if cycle is None or cycle.response_complete or cycle.more_body:
+            return False
+        named = b",".join(value for name, value in cycle.scope["headers"] if name == b"connection")
+        return not cycle.keep_alive or closes(cycle.scope["http_version"], named)
 
     def _check(self) -> None:
         """Abort the connection if a head is too slow, the client takes a response too slowly, or it is idle.
@@ -160,6 +181,7 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         Idle: it sends no request, or does not close the connection after the server did. After a response uvicorn
         closes the connection in time, but for the cases in which it is closed early.
         """
+        self._follow()
         now, closing = self._loop.time(), self.transport.is_closing()
         if self._untaken and self._head_due == inf and not self._is_in_request():
             self._head_due = now + self._limits.head  # of a head that began to arrive before the response ended
@@ -182,6 +204,13 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         else:
             interval = self._interval if closing or self._idle_since is None else CLOSING
             self._timer = self._loop.call_later(interval, self._check)
+
+
+def announced(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """Bytes of a body of known length. Chunks, whatever length is announced beside them, are slow to parse: 0."""
+    found = dict(headers)
+    length = None if b"transfer-encoding" in found else parse_length(found.get(b"content-length", b""))
+    return length or 0
 
 
 def received_bytes() -> memoryview:

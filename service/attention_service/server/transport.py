@@ -34,7 +34,7 @@ class MeasuredTransport:
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Write the data; nothing once the transport closes, nor an empty part, by which h11 ends a message."""
-        if data and not self.is_closing():
+        if data and not self._closing and not self._transport.is_closing():
             self.written += len(data)
             self._transport.write(data)
 

@@ -38,7 +38,7 @@ def make_report(comparison: Comparison, request_id: str | None = None) -> Compar
     found = comparison.power
     metadata: dict[str, Any] = {} if comparison.rows is None else {"rows": comparison.rows}
     if comparison.metadata is not None:
-        metadata |= comparison.metadata.present()
+        metadata |= comparison.metadata.present
         metadata["warnings"] = [{"code": one.code, "message": one.message} for one in comparison.metadata.warnings]
     metadata["dtype"] = comparison.question.plan.dtype.name
     if request_id is not None:

@@ -92,15 +92,16 @@ class LimitedProtocol(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Pass the received bytes on; abort if too many arrive without a complete head, or if the body is not taken."""
         self._follow()
-        if self._is_idle():
+        in_request = self._is_in_request()
+        if not (self._untaken or in_request):
             self._head_due = self._loop.time() + self._limits.head
             if self._idle_since is not None:  # the next look would be late
                 self._idle_since = None
                 self._timer.cancel()
                 self._timer = self._loop.call_later(self._interval, self._check)
         self._untaken += nbytes
-        self._left = max(0, self._left - nbytes)
-        if self.transport.is_closing() or self._received_last_request():
+        self._left -= nbytes
+        if self.transport.is_closing() or (in_request and self._received_last_request()):
             if self._untaken > 4 * MAX_UNTAKEN:
                 self.transport.abort()
             return  # uvicorn would parse it as part of the last request, and send a second response
@@ -168,9 +169,9 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         return not self._untaken and not self._is_in_request()
 
     def _received_last_request(self) -> bool:
-        """True if no request may follow the current one (Connection: close, HTTP/1.0), which has been received."""
+        """True if no request may follow the one in progress (Connection: close, HTTP/1.0), which has been received."""
         cycle = self._protocol.cycle
-        if cycle is None or cycle.response_complete or cycle.more_body:
+        if cycle.more_body:
             return False
         named = b",".join(value for name, value in cycle.scope["headers"] if name == b"connection")
         return not cycle.keep_alive or closes(cycle.scope["http_version"], named)

@@ -149,7 +149,7 @@ class Exchange:
         self._record = record
         self._receive = receive
         self._send = send
-        self._is_complete = not has_body(headers)
+        self._is_complete = False
         self._connection: Any = scope["state"].get("connection")  # which `server/` puts there; other servers do not
 
     async def receive(self) -> Message:
@@ -174,7 +174,8 @@ class Exchange:
                 message = {"type": "http.response.body", "more_body": more}
             if not more:
                 record.ended = time.perf_counter()  # the rest of a refused body is discarded before `send` returns
-            if more or self._is_complete or message["type"] != "http.response.body":  # which may be a path to a file
+            is_path = message["type"] != "http.response.body"  # to a file
+            if more or is_path or self._is_complete or not has_body(self._headers):
                 await self._send(message)
             else:
                 await self._send({**message, "more_body": True})

@@ -115,7 +115,7 @@ class LimitedProtocol(asyncio.BufferedProtocol):
             self.transport.pause_reading()
             self._loop.call_soon(self._resume_reading)
         self._follow()
-        if self._untaken > (MAX_UNTAKEN if self._is_in_request() else self._limits.head_bytes):
+        if self._untaken and self._untaken > (MAX_UNTAKEN if self._is_in_request() else self._limits.head_bytes):
             self.transport.abort()
 
     def _follow(self) -> None:

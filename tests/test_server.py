@@ -607,6 +607,53 @@ def test_a_cancelled_request_closes_its_connection(parser: str, sent: bool, capl
     assert caplog.records == []
 
 
+@PARSERS
+def test_response_head_and_body_are_sent_in_one_write(parser: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    writes: list[bytes] = []
+
+    async def main() -> bytes:
+        async with connection(echo, parser) as client:
+            await client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc")
+            return await client.receive()
+
+    send = socket.socket.send
+
+    def recorded(self: socket.socket, data: bytes) -> int:
+        writes.append(bytes(data))
+        return send(self, data)
+
+    monkeypatch.setattr(socket.socket, "send", recorded)
+    answer = run(main())
+    assert answer.endswith(b"\r\n\r\nabc")
+    assert answer in writes
+
+
+@PARSERS
+@pytest.mark.parametrize(
+    ("method", "length"), [(b"POST", b"9"), (b"HEAD", b"9"), (b"POST", None)], ids=["fails", "head", "stream"]
+)
+def test_a_head_does_not_wait_for_a_body_that_may_not_come(parser: str, method: bytes, length: bytes | None) -> None:
+    """That of a HEAD request has none, one of unknown length may begin late, and that of a failed application never."""
+
+    async def late(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        headers = [] if length is None else [(b"content-length", length)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if method == b"HEAD":
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        elif length is None:
+            await asyncio.sleep(1000)
+        else:
+            raise ValueError
+
+    async def main() -> bytes:
+        async with connection(late, parser) as client:
+            await client.send(method + b" / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc")
+            return await client.receive()
+
+    assert run(main()).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
 def test_requests_get_the_lifespan_state() -> None:
     """The state that the lifespan sets is in the scope of every request."""
     found: list[dict[str, Any]] = []

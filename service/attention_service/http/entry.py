@@ -164,8 +164,13 @@ class Exchange:
         try:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                headers = message["headers"]
-                message["headers"] = [*headers, (REQUEST_ID, record.request_id.encode()), *self._more_headers(headers)]
+                headers = dict(message["headers"])
+                own = (REQUEST_ID, record.request_id.encode())
+                message["headers"] = [*message["headers"], own, *self._more_headers(headers)]
+                # The body is there already, or soon. Before a stream of events it may be minutes.
+                if self._connection is not None and self._is_complete and b"content-length" in headers:
+                    if record.method != "HEAD":
+                        self._connection.transport.hold()
                 await self._send(message)
                 return
             size = len(message.get("body", b""))
@@ -187,16 +192,14 @@ class Exchange:
                 raise
             await self._connection.disconnected(self._receive)  # uvicorn has answered the malformed body itself
 
-    def _more_headers(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    def _more_headers(self, headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
         """The headers that a response with these gets: of security, and to keep or to end the connection."""
         more = [NO_SNIFFING]
-        for name, value in headers:
-            if name == b"content-type" and value.startswith(b"text/html") and POLICY not in dict(headers):
-                more += PAGE
-                break
+        if headers.get(b"content-type", b"").startswith(b"text/html") and POLICY not in headers:
+            more += PAGE
         version = self._scope["http_version"]
         must_close = self._entry.engine.stopping or (self._entry.closes_after_upgrade and b"upgrade" in self._headers)
-        if version >= "2" or CLOSE_HEADER in headers:
+        if version >= "2" or headers.get(b"connection") == b"close":
             return more
         if must_close:
             more.append(CLOSE_HEADER)

@@ -166,6 +166,7 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         return cycle is not None and not cycle.response_complete
 
     def _is_idle(self) -> bool:
+        self._follow()
         return not self._untaken and not self._is_in_request()
 
     def _received_last_request(self) -> bool:

@@ -167,10 +167,10 @@ class Exchange:
                 headers = dict(message["headers"])
                 own = (REQUEST_ID, record.request_id.encode())
                 message["headers"] = [*message["headers"], own, *self._more_headers(headers)]
-                # The body is there already, or soon. Before a stream of events it may be minutes.
-                if self._connection is not None and self._is_complete and b"content-length" in headers:
-                    if record.method != "HEAD":
-                        self._connection.transport.hold()
+                # With a length, the body follows at once. A stream may begin later, an answer to HEAD has no body.
+                follows = self._is_complete and b"content-length" in headers and record.method != "HEAD"
+                if follows and self._connection is not None:
+                    self._connection.transport.hold()
                 await self._send(message)
                 return
             size = len(message.get("body", b""))

@@ -65,8 +65,8 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         self._interval = min(1.0, limits.head / 4, limits.write / 4)  # seconds between two looks at the time limits
         self._cycle: Any = None  # of the last request whose head is complete
         self._left = 0  # bytes of its body that are still to come, at most
-        # Received bytes of a head that is not complete, or of a body that the application has not taken; and how many of
-        # them uvicorn holds for the application.
+        # Received bytes of a head that is not complete, or of a body that the application has not taken; and bytes of
+        # the body that uvicorn holds for the application.
         self._untaken = self._held = 0
         self._head_due = inf  # when the head that arrives must be complete, in seconds of the loop
         self._delivered = 0  # bytes of responses, as seen last

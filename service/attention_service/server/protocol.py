@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Iterable
 from contextlib import suppress
 from math import inf
 from time import perf_counter
@@ -123,7 +122,10 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         cycle = self._protocol.cycle
         if cycle is not self._cycle:
             self._cycle = cycle
-            self._left = announced(cycle.scope["headers"]) if cycle.more_body else 0
+            headers = dict(cycle.scope["headers"]) if cycle.more_body else {}
+            # Chunks, whatever length is announced beside them, are slow to parse.
+            length = None if b"transfer-encoding" in headers else parse_length(headers.get(b"content-length", b""))
+            self._left = length or 0
             self._untaken, self._head_due = 0, inf
         elif self._held and not cycle.body:
             self._untaken = 0
@@ -206,13 +208,6 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         else:
             interval = self._interval if closing or self._idle_since is None else CLOSING
             self._timer = self._loop.call_later(interval, self._check)
-
-
-def announced(headers: Iterable[tuple[bytes, bytes]]) -> int:
-    """Bytes of a body of known length. Chunks, whatever length is announced beside them, are slow to parse: 0."""
-    found = dict(headers)
-    length = None if b"transfer-encoding" in found else parse_length(found.get(b"content-length", b""))
-    return length or 0
 
 
 def received_bytes() -> memoryview:

@@ -18,8 +18,9 @@ from uvicorn.config import LOGGING_CONFIG
 
 from attention_service.app import create_app
 from attention_service.backends.dense.library import ArrayLibrary
-from attention_service.server.progress import ReportProgress
+from attention_service.server.drain import Drain
 from attention_service.server.run import uvicorn_options
+from attention_service.server.workers import Workers
 from attention_service.settings import Settings
 from tests.helpers.backends import HAS_TORCH
 from tests.helpers.devices import missing_gpu
@@ -49,7 +50,8 @@ def serving(app: FastAPI | Callable[..., Any], **options: Any) -> Iterator[httpx
     """An HTTP client of a server that runs the application in a thread on a free port. options: of uvicorn"""
     settings = app.state.settings if isinstance(app, FastAPI) and hasattr(app.state, "settings") else Settings()
     ours = {**uvicorn_options(settings), "port": 0, "log_level": "warning", "log_config": LOGGING_CONFIG}
-    config = uvicorn.Config(ReportProgress(app), **{**ours, **options})
+    whole = Drain(app, 0, Workers(None), grpc_port=None)
+    config = uvicorn.Config(whole, **{**ours, **options})
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()

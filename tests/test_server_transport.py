@@ -58,6 +58,32 @@ def test_a_lost_connection_has_no_unsent_bytes(new_loop: Callable[[], Any], tls:
 
 
 @LOOPS
+@pytest.mark.parametrize("size", [0, 100, 2**20])
+def test_what_is_held_comes_before_what_is_written_next(new_loop: Callable[[], Any], size: int) -> None:
+    """Also if nothing is written any more."""
+
+    async def main() -> tuple[int, bytes]:
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        inner, _ = await asyncio.get_running_loop().connect_accepted_socket(asyncio.Protocol, ours)
+        transport, received = MeasuredTransport(inner, lambda: True), b""
+        transport.hold()
+        transport.write(b"head")
+        before = transport.written
+        if size:
+            transport.write(memoryview(bytes(size)))
+        transport.close()
+        with theirs:
+            async with asyncio.timeout(TIMEOUT):
+                while data := await Client(theirs).receive():
+                    received += data
+        return before, received
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        assert runner.run(main()) == (0, b"head" + bytes(size))
+
+
+@LOOPS
 @pytest.mark.parametrize("parts", [[b""], [b"head", b""], [b"", b"head", b"", memoryview(b"body"), b""]])
 def test_empty_parts_are_not_sent(new_loop: Callable[[], Any], parts: list[bytes | memoryview]) -> None:
     """h11 ends a message by an empty part."""

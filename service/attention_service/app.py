@@ -18,11 +18,12 @@ from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 
 from attention_service.errors import ServiceError
 from attention_service.http.auth import Guard
 from attention_service.http.entry import Entry
-from attention_service.http.problems import on_http_exception, on_service_error, on_validation_error
+from attention_service.http.problems import on_defect, on_http_exception, on_service_error, on_validation_error
 from attention_service.observability.metrics import Metrics
 from attention_service.pipeline.engine import Engine
 from attention_service.routes import inference, layers, openapi, operations, page, tensors
@@ -155,15 +156,17 @@ def create_app(settings: Settings) -> FastAPI:
         redirect_slashes=False,
         separate_input_output_schemas=False,
         lifespan=lifespan,
-        middleware=middleware(settings, engine, service_metrics, spans),
         exception_handlers={
             ServiceError: on_service_error,
             HTTPException: on_http_exception,
             MemoryError: on_service_error,
             RequestValidationError: on_validation_error,
+            Exception: on_defect,
         },
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
+    own = middleware(settings, engine, service_metrics, spans)
+    app.build_middleware_stack = partial(build_middleware_stack, app, own)  # type: ignore[method-assign]
     app.state.settings = settings
     app.state.engine = engine
     app.state.metrics = service_metrics
@@ -215,3 +218,16 @@ def middleware(
     if settings.has_keys:
         found.append(Middleware(Guard, settings=settings))
     return [*found, Middleware(tensors.AnswerTensors)]
+
+
+def build_middleware_stack(app: FastAPI, own: list[Middleware]) -> ASGIApp:
+    """The middleware that the application was given, and inside it the service's own, around FastAPI's layers.
+
+    FastAPI would put three layers around all middleware, which take a while for what `Entry` does as well.
+    """
+    added, app.user_middleware = app.user_middleware, []
+    stack = FastAPI.build_middleware_stack(app)
+    app.user_middleware = added
+    for kind, arguments, options in reversed([*added, *own]):
+        stack = kind(stack, *arguments, **options)
+    return stack

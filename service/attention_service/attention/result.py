@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +32,8 @@ class Computed(NamedTuple):
     notices: tuple[Notice, ...] = ()
 
 
-class Metadata(NamedTuple):
+@dataclass(frozen=True)
+class Metadata:
     """The metadata of a result.
 
     scale: one number, or one for each head if the request has several
@@ -55,12 +57,10 @@ class Metadata(NamedTuple):
     warnings: tuple[Notice, ...]
     hidden_by: Mapping[str, int] | None = None
 
-    def present(self) -> dict[str, Any]:
-        """The fields of an answer by name, without `hidden_by` if it is None."""
-        fields = self._asdict()
-        if self.hidden_by is None:
-            del fields["hidden_by"]
-        return fields
+    @cached_property
+    def present(self) -> Mapping[str, Any]:
+        """The fields of an answer by name, without `hidden_by` if it is None. Results of one plan may share them."""
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 @dataclass(slots=True)

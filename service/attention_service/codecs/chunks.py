@@ -31,10 +31,12 @@ JOINED: Final = 2**21
 class Encoded(NamedTuple):
     """An encoded answer.
 
+    media_type: of the answer
     headers: Content-Type, Content-Length unless it is unknown before the chunks are made, and those of the format
     chunks: the bytes to send; a list if all are made, else an iterator that makes them
     """
 
+    media_type: str
     headers: list[tuple[bytes, bytes]]
     chunks: Iterable[Chunk]
 
@@ -53,13 +55,14 @@ def encoded(media_type: str, chunks: Iterable[Chunk], length: int | None = None)
     headers = [(b"content-type", media_type.encode("ascii"))]
     if length is not None:
         headers.append((b"content-length", b"%d" % length))
-    return Encoded(headers, chain(iter(start), joined))  # `chain` would keep the list itself
+    return Encoded(media_type, headers, chain(iter(start), joined))  # `chain` would keep the list itself
 
 
 def one_chunk(media_type: str, content: Chunk = b"") -> Encoded:
     """A small answer in one chunk."""
     length = b"%d" % len(content)
-    return Encoded([(b"content-type", media_type.encode("ascii")), (b"content-length", length)], [content])
+    headers = [(b"content-type", media_type.encode("ascii")), (b"content-length", length)]
+    return Encoded(media_type, headers, [content])
 
 
 def whole(media_type: str, content: bytes) -> Encoded:

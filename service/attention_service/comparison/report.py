@@ -35,7 +35,7 @@ def make_report(comparison: Comparison[Any], request_id: str | None = None) -> C
     found = comparison.power
     metadata: dict[str, Any] = {} if comparison.rows is None else {"rows": comparison.rows}
     if comparison.metadata is not None:
-        metadata |= comparison.metadata.present()
+        metadata |= comparison.metadata.present
         metadata["warnings"] = [{"code": one.code, "message": one.message} for one in comparison.metadata.warnings]
     metadata["dtype"] = comparison.question.type_name
     if request_id is not None:

@@ -6,13 +6,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attention_service.errors import InternalError, drop_tracebacks
-from attention_service.http.head import check_host, parse_length, read_head
+from attention_service.http.head import check_host, closes, parse_length, read_head
 from attention_service.http.problems import problem
 from attention_service.observability.metrics import Metrics
 from attention_service.observability.requests import (
@@ -132,7 +132,7 @@ class Exchange:
     that it has not read yet (RFC 9112, section 9.6).
     """
 
-    __slots__ = ("_entry", "_headers", "_is_complete", "_receive", "_record", "_scope", "_send")
+    __slots__ = ("_connection", "_entry", "_headers", "_is_complete", "_receive", "_record", "_scope", "_send")
 
     def __init__(
         self,
@@ -149,7 +149,8 @@ class Exchange:
         self._record = record
         self._receive = receive
         self._send = send
-        self._is_complete = not has_body(headers)
+        self._is_complete = False
+        self._connection: Any = scope["state"].get("connection")  # which `server/` puts there; other servers do not
 
     async def receive(self) -> Message:
         """Receive the next message."""
@@ -160,36 +161,50 @@ class Exchange:
     async def send(self, message: Message) -> None:
         """Send a message."""
         record = self._record
-        if message["type"] == "http.response.start":
-            record.status = message["status"]
-            headers = message["headers"]
-            message["headers"] = [*headers, (REQUEST_ID, record.request_id.encode()), *self._more_headers(headers)]
-            await self._send(message)
-            return
-        size = len(message.get("body", b""))
-        more = message.get("more_body", False)
-        if record.method == "HEAD":
-            message = {"type": "http.response.body", "more_body": more}
-        if not more:
-            record.ended = time.perf_counter()  # the rest of a refused body is discarded before `send` returns
-        if more or self._is_complete or message["type"] != "http.response.body":  # which may be a path to a file
-            await self._send(message)
-        else:
-            await self._send({**message, "more_body": True})
-            await self._discard()
-            await self._send({"type": "http.response.body", "body": b""})
-        record.sent += size
+        try:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                headers = dict(message["headers"])
+                own = (REQUEST_ID, record.request_id.encode())
+                message["headers"] = [*message["headers"], own, *self._more_headers(headers)]
+                # With a length, the body follows at once. A stream may begin later, an answer to HEAD has no body.
+                follows = self._is_complete and b"content-length" in headers and record.method != "HEAD"
+                if follows and self._connection is not None:
+                    self._connection.transport.hold()
+                await self._send(message)
+                return
+            size = len(message.get("body", b""))
+            more = message.get("more_body", False)
+            if record.method == "HEAD":
+                message = {"type": "http.response.body", "more_body": more}
+            if not more:
+                record.ended = time.perf_counter()  # the rest of a refused body is discarded before `send` returns
+            is_path = message["type"] != "http.response.body"  # to a file
+            if more or is_path or self._is_complete or not has_body(self._headers):
+                await self._send(message)
+            else:
+                await self._send({**message, "more_body": True})
+                await self._discard()
+                await self._send({"type": "http.response.body", "body": b""})
+            record.sent += size
+        except Exception:
+            if self._connection is None or not self._connection.transport.is_closing():
+                raise
+            await self._connection.disconnected(self._receive)  # uvicorn has answered the malformed body itself
 
-    def _more_headers(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        """The headers that a response with these gets: of security, and to end the connection."""
+    def _more_headers(self, headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+        """The headers that a response with these gets: of security, and to keep or to end the connection."""
         more = [NO_SNIFFING]
-        for name, value in headers:
-            if name == b"content-type" and value.startswith(b"text/html") and POLICY not in dict(headers):
-                more += PAGE
-                break
+        if headers.get(b"content-type", b"").startswith(b"text/html") and POLICY not in headers:
+            more += PAGE
+        version = self._scope["http_version"]
         must_close = self._entry.engine.stopping or (self._entry.closes_after_upgrade and b"upgrade" in self._headers)
-        if must_close and self._scope["http_version"] < "2" and CLOSE_HEADER not in headers:
+        if version >= "2" or headers.get(b"connection") == b"close":
+            return more
+        if must_close:
             more.append(CLOSE_HEADER)
+        elif self._connection is not None and not closes(version, self._headers.get(b"connection")):
+            more += self._connection.keep_alive
         return more
 
     async def _discard(self) -> None:

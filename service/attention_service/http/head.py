@@ -110,11 +110,8 @@ def parse_length(value: bytes) -> int | None:
     return int(value) if len(value) <= MAX_LENGTH_DIGITS else MAX_LENGTH
 
 
-def closes(scope: Scope) -> bool:
-    """True if no request may follow this one on its connection (RFC 9112, section 9.6)."""
-    if scope["http_version"] == "1.0":
-        return True
-    for name, value in scope["headers"]:
-        if name == b"connection" and value != b"keep-alive" and b"close" in map(bytes.strip, value.lower().split(b",")):
-            return True
-    return False
+def closes(version: str, connection: bytes | None) -> bool:
+    """True if no request may follow one with this Connection header on its connection (RFC 9112, section 9.6)."""
+    if connection is None or connection == b"keep-alive":
+        return version == "1.0"
+    return version == "1.0" or b"close" in map(bytes.strip, connection.lower().split(b","))

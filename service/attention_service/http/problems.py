@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from attention_service.errors import (
     Fault,
+    InternalError,
     InvalidValue,
     MemoryLimit,
     MethodNotAllowed,
@@ -72,6 +73,11 @@ async def on_service_error(request: Request, error: Exception) -> Response:
     """The response to an error of the service, or to an allocation that failed although memory was granted."""
     drop_tracebacks(error)
     return problem(error if isinstance(error, ServiceError) else MemoryLimit.failed(), request)
+
+
+async def on_defect(request: Request, error: Exception) -> Response:
+    """The response to any other exception, which `Entry` logs."""
+    return problem(InternalError(), request)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:

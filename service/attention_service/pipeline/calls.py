@@ -132,7 +132,7 @@ class CallOperation(Operation[PreparedCall, Codec, Result]):
         fields = dict(result.arrays)
         if "attention_weights" in fields and encoder.media_type != JSON:
             fields["attention_weights"] = {str(n): array for n, array in enumerate(fields["attention_weights"])}
-        metadata = {**result.metadata.present(), "request_id": request_id, "version": __version__}
+        metadata = {**result.metadata.present, "request_id": request_id, "version": __version__}
         return encoder.encode(fields | {"metadata": metadata}, request.decoded)
 
     def advice(self, request: PreparedCall) -> str:

@@ -9,7 +9,7 @@ from attention_service.codecs.base import Codec
 from attention_service.codecs.chunks import Encoded
 from attention_service.codecs.decoded import Body, Decoded
 from attention_service.errors import drop_tracebacks
-from attention_service.layers.layer import Layer
+from attention_service.layers.layer import LAYER, Layer
 from attention_service.pipeline.admission import UNCOUNTED, memory_limit_error
 from attention_service.pipeline.decode import decode
 from attention_service.pipeline.engine import Engine
@@ -57,7 +57,7 @@ async def prepare(operation: Operation[P, E, R], layers: Layers, decoded: Decode
 
     Errors: InvalidRequest of every kind, with the pointer of the field at fault; LayerUnavailable; Cancelled.
     """
-    layer = await layers.of(decoded, execution)
+    layer = await layers.of(decoded, execution) if LAYER in decoded.fields else None
     request = operation.prepared(decoded, layer)
     if request is None:
         request = await _prepare_anew(operation, layer, decoded, execution)

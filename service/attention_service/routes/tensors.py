@@ -144,8 +144,7 @@ async def respond(
     except BaseException:
         execution.lease.release()
         raise
-    response_type = dict(encoded.headers)[b"content-type"].decode("ascii")
-    record.computed = ComputedRequest.of(execution, decoder.media_type, response_type)
+    record.computed = ComputedRequest.of(execution, decoder.media_type, encoded.media_type)
     return ChunkedResponse(encoded, execution, engine.chunk_lock)
 
 

@@ -159,5 +159,5 @@ def answer(spec: AttentionSpec, result: Result, request_id: str) -> dict[str, An
     for name in ("query_tokens", "key_tokens"):
         if getattr(spec, name) is not None:
             fields[name] = getattr(spec, name)
-    fields["metadata"] = {**result.metadata.present(), "request_id": request_id, "version": __version__}
+    fields["metadata"] = {**result.metadata.present, "request_id": request_id, "version": __version__}
     return fields

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Awaitable
 from typing import Any, Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -30,7 +29,8 @@ class Drain:
     """Delays uvicorn's handlers: of SIGTERM by `seconds`, or until no client is connected; of SIGINT by a moment.
 
     It goes around the application, in whose lifespan state connections find it as `drain`. SIGINT and a
-    further SIGTERM end the drain, but for the requests on connections that wait to be accepted.
+    further SIGTERM end the drain, but for the requests on connections that wait to be accepted. Requests that uvicorn
+    cancels at the end close their connections.
 
     grpc_port: the port that is not HTTP's, if any
     """
@@ -44,14 +44,23 @@ class Drain:
         self._connections: set[Any] = set()
         self._draining: asyncio.Task[None] | None = None
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on; when the application starts, before it adds handlers of its own, delay the present ones."""
         if scope["type"] == "lifespan":
             scope["state"]["drain"] = self
             if self._seconds and threading.current_thread() is threading.main_thread():
                 for number in (signal.SIGTERM, signal.SIGINT):
                     self._delay_handler(number, asyncio.get_running_loop())
-        return self._app(scope, receive, send)
+        try:
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            if (connection := scope.get("state", {}).get("connection")) is None:
+                raise
+            connection.transport.abort()
+            try:
+                await connection.disconnected(receive)
+            except asyncio.CancelledError:  # by the event loop, which ends: over TLS, uvicorn notices later
+                await connection.disconnected(receive)
 
     @property
     def has_begun(self) -> bool:

@@ -10,9 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from contextlib import suppress
 from math import inf
 from time import perf_counter
 from typing import Any, Final, NamedTuple
+
+from starlette.types import Receive
 
 from attention_service.http.head import closes, parse_length
 from attention_service.server.drain import Drain
@@ -61,8 +64,9 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         self._interval = min(1.0, limits.head / 4, limits.write / 4)  # seconds between two looks at the time limits
         self._cycle: Any = None  # of the last request whose head is complete
         self._left = 0  # bytes of its body that are still to come, at most
-        # Received bytes of a head that is not complete, or of a body that the application has not taken.
-        self._untaken = 0
+        # Received bytes of a head that is not complete, or of a body that the application has not taken; and bytes of
+        # the body that uvicorn holds for the application.
+        self._untaken = self._held = 0
         self._head_due = inf  # when the head that arrives must be complete, in seconds of the loop
         self._delivered = 0  # bytes of responses, as seen last
         self._write_due = 0.0  # when the client is too slow, unless it takes more until then
@@ -86,15 +90,17 @@ class LimitedProtocol(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Pass the received bytes on; abort if too many arrive without a complete head, or if the body is not taken."""
-        if self._is_idle():
+        self._follow()
+        in_request = self._is_in_request()
+        if not (self._untaken or in_request):
             self._head_due = self._loop.time() + self._limits.head
             if self._idle_since is not None:  # the next look would be late
                 self._idle_since = None
                 self._timer.cancel()
                 self._timer = self._loop.call_later(self._interval, self._check)
         self._untaken += nbytes
-        self._left = max(0, self._left - nbytes)
-        if self.transport.is_closing() or self._received_last_request():
+        self._left -= nbytes
+        if self.transport.is_closing() or (in_request and self._received_last_request()):
             if self._untaken > 4 * MAX_UNTAKEN:
                 self.transport.abort()
             return  # uvicorn would parse it as part of the last request, and send a second response
@@ -107,19 +113,34 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         if perf_counter() - start > TURN and not self.transport.is_closing():
             self.transport.pause_reading()
             self._loop.call_soon(self._resume_reading)
-        if self._protocol.cycle is not self._cycle:
-            self._cycle = self._protocol.cycle
-            headers = dict(self._cycle.scope["headers"])
+        self._follow()
+        if self._untaken and self._untaken > (MAX_UNTAKEN if self._is_in_request() else self._limits.head_bytes):
+            self.transport.abort()
+
+    def _follow(self) -> None:
+        """Forget received bytes of a head that is complete now, or of a body that the application has taken."""
+        cycle = self._protocol.cycle
+        if cycle is not self._cycle:
+            self._cycle = cycle
+            headers = dict(cycle.scope["headers"]) if cycle.more_body else {}
             # Chunks, whatever length is announced beside them, are slow to parse.
             length = None if b"transfer-encoding" in headers else parse_length(headers.get(b"content-length", b""))
             self._left = length or 0
             self._untaken, self._head_due = 0, inf
-        elif self._untaken > (MAX_UNTAKEN if self._is_in_request() else self._limits.head_bytes):
-            self.transport.abort()
+        elif self._held and not cycle.body:
+            self._untaken = 0
+        self._held = 0 if cycle is None else len(cycle.body)
 
-    def body_taken(self) -> None:
-        """Called when the application has taken the received part of the body."""
-        self._untaken = 0
+    async def disconnected(self, receive: Receive) -> None:
+        """Wait at most a second until uvicorn has noticed that the client disconnected.
+
+        It logs an error if the application returns earlier without a complete response. With httptools uvicorn notices
+        only for the last of several pipelined requests, hence the limit.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                while (await receive())["type"] != "http.disconnect":
+                    pass
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Pass it on, and break all reference cycles: otherwise parts of bodies stayed until garbage is collected."""
@@ -147,12 +168,16 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         return cycle is not None and not cycle.response_complete
 
     def _is_idle(self) -> bool:
+        self._follow()
         return not self._untaken and not self._is_in_request()
 
     def _received_last_request(self) -> bool:
-        """True if no request may follow the current one (Connection: close, HTTP/1.0), which has been received."""
+        """True if no request may follow the one in progress (Connection: close, HTTP/1.0), which has been received."""
         cycle = self._protocol.cycle
-        return cycle is not None and not cycle.more_body and (not cycle.keep_alive or closes(cycle.scope))
+        if cycle.more_body:
+            return False
+        named = b",".join(value for name, value in cycle.scope["headers"] if name == b"connection")
+        return not cycle.keep_alive or closes(cycle.scope["http_version"], named)
 
     def _check(self) -> None:
         """Abort the connection if a head is too slow, the client takes a response too slowly, or it is idle.
@@ -160,6 +185,7 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         Idle: it sends no request, or does not close the connection after the server did. After a response uvicorn
         closes the connection in time, but for the cases in which it is closed early.
         """
+        self._follow()
         now, closing = self._loop.time(), self.transport.is_closing()
         if self._untaken and self._head_due == inf and not self._is_in_request():
             self._head_due = now + self._limits.head  # of a head that began to arrive before the response ended

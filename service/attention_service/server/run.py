@@ -32,7 +32,6 @@ from attention_service.pipeline.decode import oversized_body
 from attention_service.runtime.machine import memory_limit, memory_total
 from attention_service.runtime.process import tune
 from attention_service.server.drain import Drain
-from attention_service.server.progress import ReportProgress
 from attention_service.server.protocol import LimitedProtocol, Limits
 from attention_service.server.supervisor import Supervisor
 from attention_service.server.tls import renewing_context
@@ -126,15 +125,15 @@ def is_loopback(host: str) -> bool:
     return all(ip_address(address.partition("%")[0]).is_loopback for address in found)
 
 
-def worker() -> ReportProgress:
+def worker() -> Drain:
     """The application of one of several workers."""
     return served(from_environment(), Workers(Path(os.environ[FOLDER])))
 
 
-def served(app: FastAPI, workers: Workers) -> ReportProgress:
+def served(app: FastAPI, workers: Workers) -> Drain:
     """The application with what only this server adds around it."""
     settings: Settings = app.state.settings
-    return ReportProgress(Drain(app, settings.drain, workers, grpc_port=settings.grpc_port))
+    return Drain(app, settings.drain, workers, grpc_port=settings.grpc_port)
 
 
 def uvicorn_options(settings: Settings) -> dict[str, Any]:

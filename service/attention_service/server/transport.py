@@ -1,4 +1,4 @@
-"""The transport that uvicorn writes to: it measures the progress of sending, and closes without losing a response."""
+"""The transport that uvicorn writes to: it joins head and body of a response, and measures the progress of sending."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any, Final
 
 # Where the structure tcp_info of Linux (linux/tcp.h) has tcpi_bytes_acked.
 BYTES_ACKED: Final = slice(120, 128)
+# Bytes that take less time to copy behind a head than a system call for them alone.
+JOINED: Final = 2**16
 
 with suppress(ImportError):  # Windows
     import fcntl
@@ -27,6 +29,8 @@ class MeasuredTransport:
         self._transport = transport
         self._is_idle = is_idle
         self._closing = False
+        self._holds = False  # what is written next
+        self._held: bytes | bytearray | memoryview = b""
         self.written = 0  # bytes
 
     def __getattr__(self, name: str) -> Any:
@@ -34,9 +38,25 @@ class MeasuredTransport:
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Write the data; nothing once the transport closes, nor an empty part, by which h11 ends a message."""
-        if data and not self.is_closing():
+        if self._holds:
+            self._holds, self._held = False, data
+            return
+        if self._held:
+            held, self._held = self._held, b""
+            if len(data) <= JOINED:
+                data = b"".join([held, data])
+            else:
+                self.write(held)
+        if data and not self._closing and not self._transport.is_closing():
             self.written += len(data)
             self._transport.write(data)
+
+    def hold(self) -> None:
+        """Hold what is written next until more is: head and body of a response take one system call, not two.
+
+        Nor does their client wake up twice.
+        """
+        self._holds = True
 
     def forget_protocol(self) -> None:
         """Break the reference cycle with the protocol. To be called when the connection is lost."""
@@ -47,6 +67,8 @@ class MeasuredTransport:
 
         Closing with unread bytes resets the connection: the client may lose the response (RFC 9112, section 9.6).
         """
+        self._holds = False
+        self.write(b"")  # what is held
         quiet = self._is_idle() and not any(self.unsent())
         if quiet or self.is_closing() or not self._transport.can_write_eof():  # TLS reads on by itself
             self._transport.close()

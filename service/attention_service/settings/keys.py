@@ -85,8 +85,11 @@ class Keys:
                 logger.exception("the keys cannot be read again; those known go on to be valid")
         scheme, _, key = authorization.partition(b" ")
         digest = hashlib.sha256(key.strip()).digest()
-        matches = [name for known, name in self._hashes.items() if hmac.compare_digest(digest, known)]
-        return matches[0] if matches and scheme.lower() == b"bearer" else None
+        found = None
+        for known, name in self._hashes.items():
+            if hmac.compare_digest(digest, known):
+                found = name
+        return found if scheme.lower() == b"bearer" else None
 
     def _read(self) -> None:
         self._read_at = time.monotonic()

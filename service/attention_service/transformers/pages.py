@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from typing import Any, Final, NamedTuple
 
@@ -99,8 +100,8 @@ def _saved(layer: PageLayer) -> dict[str, Any]:
         rounded = {name: _decimals if "score" in name else _digits for name in STAGES}
         tensors |= {shown: rounded[name](kept[name]) for name, shown in STAGES.items()}
         tensors["head_outputs"] = _digits(layer.kept.output)
-    about = layer.kept.metadata._replace(hidden_by=layer.drawn.metadata.hidden_by)
-    answer = {"name": layer.name, "heads": layer.heads, "digits": DIGITS, "metadata": about.present()}
+    about = replace(layer.kept.metadata, hidden_by=layer.drawn.metadata.hidden_by)
+    answer = {"name": layer.name, "heads": layer.heads, "digits": DIGITS, "metadata": about.present}
     if layer.rows != list(range(len(layer.rows))):
         answer["query_places"] = layer.rows
     return {"request": {"layout": "bhld", **layer.request}, "answer": answer, "tensors": tensors}

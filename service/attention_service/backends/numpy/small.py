@@ -39,7 +39,8 @@ class SmallProgram:
         heads = plan.sizes.num_heads
         self._inputs = [(role.field, heads) for role in plan.roles.inputs]
         self._is_matrix = plan.layout == "ld" and heads == 1 and not plan.single_query  # without b and h, in less time
-        self._layout, self._dtype, self._scale = plan.layout, plan.dtype, plan.scale
+        self._layout, self._dtype = plan.layout, plan.dtype
+        self._scale = np.array(plan.scale, plan.dtype)  # a Python number is converted by each product
         self._largest_scale, self._limit = abs(plan.scale), MAX_EXPONENT[plan.dtype]
         self._ones = np.ones((plan.sizes.key_length, 1), plan.dtype)
         self._output_axes = request_axes(OUTPUT, plan)

@@ -172,10 +172,13 @@ class _Reader:
         if not 0 < columns <= MAX_LENGTH or type(first[0]) is not float:
             return None
         self._spend(rows + 1)
-        shape = rows, columns
-        matrix = _numbers(found, shape, first[0]) if _fits(found, shape, check_elements=False) else None
-        if matrix is not None:
-            self.brackets += rows + 1
+        try:
+            matrix = np.frombuffer(found.as_buffer(of_type="d")).reshape(rows, columns)
+            if set(map(len, found)) != {columns}:
+                return None
+        except (TypeError, ValueError):  # another value, rows of other lengths, or a hidden list
+            return None
+        self.brackets += rows + 1
         return matrix
 
     def _spend(self, items: int) -> None:

@@ -140,7 +140,7 @@ class GRPCCodec(Codec):
                 _fill(tensor.contents, array)
         # Raw tensors are the last field of a message, which may be written in pieces.
         message = b"".join([response.SerializeToString(), *content])
-        return Encoded([(b"content-type", self.media_type.encode())], [message])
+        return Encoded(self.media_type, [], [message])
 
     def encode_bytes(self, answer: int, request: Decoded) -> int:
         """Memory for encoding arrays of `answer` bytes as one message, the message included."""

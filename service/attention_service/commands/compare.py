@@ -63,7 +63,8 @@ def add_commands(add: Callable[..., Any]) -> None:
     like = inputs.add_mutually_exclusive_group()
     like.add_argument("--like", metavar="REQUEST", help="file with a request whose options it has, or -")
     like.add_argument("--recipe", metavar="JSON", help="options and sizes, as a report without a file prints them")
-    sizes = {"keys": "keys, with the past", "heads": "query heads", "head-dim": "features of a head"}
+    sizes = {"queries": "queries, as many as keys at most", "keys": "keys, with the past"}
+    sizes |= {"heads": "query heads", "head-dim": "features of a head"}
     for name, what in sizes.items():
         inputs.add_argument(f"--{name}", type=natural, metavar="N", help=f"how many {what}")
     inputs.add_argument("--tile", type=natural, metavar="N", help="keys of a tile whose mistakes it must show")
@@ -188,7 +189,9 @@ def run_inputs(options: argparse.Namespace) -> int:
             recipe = recipe_of_request(question.asked, question.plan, options.kills, tiles)
         elif options.recipe is not None:
             recipe = recipe_from_json(options.recipe, tiles)
-        recipe = resized(recipe, keys=options.keys, heads=options.heads, head_dim=options.head_dim)
+        recipe = resized(
+            recipe, queries=options.queries, keys=options.keys, heads=options.heads, head_dim=options.head_dim
+        )
         fields, shown = make_input(recipe, options.seed), tuple(options.kills)
         if options.kills:
             names = ("output", "logsumexp") if any(MUTANTS[name].needs for name in options.kills) else ("output",)

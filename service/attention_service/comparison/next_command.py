@@ -31,6 +31,9 @@ OTHERS: Final = frozenset({"normalization", "past_key", "past_value", "query_off
 OUTPUTS: Final = ("made.npz", "made.safetensors")
 # A function of the user's whose name is not known.
 ANY_FUNCTION: Final = "MODULE:FUNCTION"
+# Queries of the longest case of a suite, unless it has head dimensions of its own, which are these.
+LONGEST_CASE: Final = 37
+HEAD_DIMS: Final = range(8, 513, 8)
 # What is said where no command helps.
 OF_CALL: Final = "none: no command makes calls; attention_service.conformance.call_laws checks what holds for all of them"
 OF_SHORT_CALL: Final = "none: no command makes calls; more and longer sequences, of unequal lengths, show more"
@@ -129,7 +132,10 @@ def _of_wrong(
         return _inputs(question, request, recipe, (), "inputs with these options")
     options = _options(question)
     if options and "output_norm" not in options:  # of which suites have no cases
-        return f"{run} --only {' '.join(options)} --dtypes {question.plan.dtype_name}  # cases with these options"
+        is_long = sizes.query_length > LONGEST_CASE and sizes.head_dim == sizes.value_dim
+        long = f" --head-dims {sizes.head_dim}" if is_long and sizes.head_dim in HEAD_DIMS else ""
+        chosen = f"--only {' '.join(options)} --dtypes {question.plan.dtype_name}{long}"
+        return f"{run} {chosen}  # cases with these options"
     laws = f"attention-service conformance laws {target}{called_with}"
     return f"{laws}  # the laws that it breaks, with their smallest inputs"
 

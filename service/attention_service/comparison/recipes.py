@@ -31,7 +31,7 @@ MAX_GROUP: Final = 16
 PAST: Final = 5
 WINDOW: Final = (7, 3)
 # Keys that fill a tile of 128 twice, where those of larger tiles are too many.
-KEYS_OF_TILE: Final = 257
+KEYS_OF_TILE: Final = 259
 # Queries that fill the largest tile of kernels, of 128, twice, and more.
 MOST_QUERIES: Final = 269
 # Keys, and features of a value, of a request whose values can be read transposed.
@@ -192,8 +192,8 @@ def needs_tiles(names: Iterable[str]) -> bool:
 
 
 def keys_of_tiles(tiles: Collection[int]) -> int:
-    """Keys that fill each of these tiles twice, and one more, so that there is a tail."""
-    return 2 * max(tiles) + 1
+    """Keys that fill each of these tiles twice, and a tail, which is more than the last key if the tile is."""
+    return 2 * max(tiles) + max(1, min(3, max(tiles) - 1))
 
 
 def as_long(recipe: Recipe, queries: int, keys: int) -> Recipe:

@@ -251,12 +251,15 @@ def survivors_of(capsys: pytest.CaptureFixture[str], name: str) -> set[str]:
     return {*report.power.survivors}
 
 
-@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"is_causal": True, "query_offset": 5}, {"window": {"left": 9}}])
+@pytest.mark.parametrize(
+    "options", [{}, {"is_causal": True}, {"is_causal": True, "query_offset": 5}, {"window": {"left": 9}}]
+)
 @pytest.mark.parametrize("lengths", [(1, 40), (5, 7), (40, 40), (75, 107), (128, 256), (300, 200), (4096, 8192)])
 def test_made_inputs_are_as_long_as_the_request_and_end_within_tiles(
     lengths: tuple[int, int], options: dict[str, Any]
 ) -> None:
-    """Up to two tiles of 128 queries and 256 keys. Those that are made from one have its lengths: none go in a circle."""
+    """Up to two tiles of 128 queries and 256 keys. Those that are made from made ones have their lengths, so that no
+    commands go in a circle."""
     queries, keys = lengths if "query_offset" in options or not options else lengths[:1] * 2
     spec, plan = make_spec_and_plan(Decoded(zeros(queries, keys) | options, frozenset()))
     made = as_long(recipe_of_request(spec, plan), queries, keys)

@@ -22,6 +22,11 @@ STATUSES: Final = {"correct": 0, "imprecise": 1, "wrong": 1, "inconclusive": 2}
 
 def add_commands(add: Callable[..., Any]) -> None:
     """Add the commands. add: adds a command by its name, function, help and description, and returns its parser"""
+    _add_compare(add)
+    _add_inputs(add)
+
+
+def _add_compare(add: Callable[..., Any]) -> None:
     compare = add(
         "compare",
         run_compare,
@@ -52,6 +57,9 @@ def add_commands(add: Callable[..., Any]) -> None:
     on_ray.add_option(compare, "each call of a recording")
     formats.add_format(compare)
     targets.add_options(compare)
+
+
+def _add_inputs(add: Callable[..., Any]) -> None:
     inputs = add(
         "inputs",
         run_inputs,

@@ -35,7 +35,9 @@ ANY_FUNCTION: Final = "MODULE:FUNCTION"
 LONGEST_CASE: Final = 37
 HEAD_DIMS: Final = range(8, 513, 8)
 # What is said where no command helps.
-OF_CALL: Final = "none: no command makes calls; attention_service.conformance.call_laws checks what holds for all of them"
+OF_CALL: Final = (
+    "none: no command makes calls; attention_service.conformance.call_laws checks what holds for all of them"
+)
 OF_SHORT_CALL: Final = "none: no command makes calls; more and longer sequences, of unequal lengths, show more"
 ENDED: Final = "none: the search ended early; compare without a time limit"
 NOT_JUDGED: Final = "none: no other input of these options is judged"

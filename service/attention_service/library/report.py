@@ -15,8 +15,8 @@ from attention_service.comparison.calls.compare import CallComparison
 from attention_service.comparison.calls.report import make_call_report
 from attention_service.comparison.compare import Comparison
 from attention_service.comparison.errors import distances
-from attention_service.comparison.places import plural_of
 from attention_service.comparison.next_command import next_command
+from attention_service.comparison.places import plural_of
 from attention_service.comparison.report import make_report
 from attention_service.comparison.text import as_text
 from attention_service.schemas.compare import CompareReport

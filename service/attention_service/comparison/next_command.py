@@ -23,7 +23,7 @@ from attention_service.comparison.recipes import (
 )
 from attention_service.comparison.truth import Question
 from attention_service.comparison.wrong import is_open
-from attention_service.schemas.compare import CompareReport
+from attention_service.schemas.compare import AgainstReport, CompareReport
 
 # Fields that say what is computed, beside those of MADE.
 OTHERS: Final = frozenset({"normalization", "past_key", "past_value", "query_offset", "scale"})
@@ -36,9 +36,10 @@ LONGEST_CASE: Final = 37
 HEAD_DIMS: Final = range(8, 513, 8)
 # What is said where no command helps.
 OF_CALL: Final = (
-    "none: no command makes calls; attention_service.conformance.call_laws checks what holds for all of them"
+    "none: no command makes calls; attention_service.conformance.call_laws checks laws of ragged batches and pages"
 )
 OF_SHORT_CALL: Final = "none: no command makes calls; more and longer sequences, of unequal lengths, show more"
+OF_AGAINST: Final = "none: compare the answer in against alone, as the one in actual"
 ENDED: Final = "none: the search ended early; compare without a time limit"
 NOT_JUDGED: Final = "none: no other input of these options is judged"
 NO_OUTPUT: Final = "none: send the output as well"
@@ -61,7 +62,9 @@ def next_command(
     """
     if question is None:
         return _of_call(report)
-    if report.verdict.status in ("wrong", "imprecise"):
+    if report.against is not None and _is_open(report.against) and not _is_open(report):
+        return OF_AGAINST
+    if _is_wrong(report):
         return _of_wrong(report, question, request, function or ANY_FUNCTION, " --torch" if takes_tensors else "")
     return _of_right(report, question, request) or (_why(report) if report.verdict.status == "inconclusive" else None)
 
@@ -70,7 +73,16 @@ def _of_call(report: CompareReport) -> str | None:
     """What is said after a call, whose inputs no command makes."""
     if report.verdict.status == "inconclusive":
         return OF_SHORT_CALL
-    return None if report.verdict.status == "correct" or _proves(report) else OF_CALL
+    return OF_CALL if _is_open(report) else None
+
+
+def _is_wrong(report: CompareReport | AgainstReport) -> bool:
+    return report.verdict.status in ("wrong", "imprecise")
+
+
+def _is_open(report: CompareReport | AgainstReport) -> bool:
+    """True if an answer is wrong, and no mistake is proved."""
+    return _is_wrong(report) and not any(one.certainty == "proof" for one in report.hypotheses)
 
 
 def _of_right(report: CompareReport, question: Question, request: str | None) -> str | None:
@@ -115,7 +127,7 @@ def _of_wrong(
     """The command after a wrong or imprecise answer. called_with: options of commands that call the function"""
     names = _made_for(report)
     recipe = recipe_of_request(question.asked, question.plan, names)
-    if _proves(report):
+    if not _is_open(report):
         if _is_made(request) or not _are_told_apart(report, names):
             return None
         assert report.next_input is not None
@@ -140,11 +152,6 @@ def _of_wrong(
         return f"{run} {chosen}  # cases with these options"
     laws = f"attention-service conformance laws {target}{called_with}"
     return f"{laws}  # the laws that it breaks, with their smallest inputs"
-
-
-def _proves(report: CompareReport) -> bool:
-    """True if a mistake is proved."""
-    return any(one.certainty == "proof" for one in report.hypotheses)
 
 
 def _is_made(request: str | None) -> bool:

@@ -193,10 +193,10 @@ def test_a_made_input_takes_a_bounded_amount_of_memory(heads_of_keys: int) -> No
     ("h", "g", "d", "tiles", "expected"),
     [
         (8, 8, 8, False, (2, 4, 4, 67)),
-        (8, 8, 64, True, (2, 4, 4, 513)),  # 525,312 numbers
-        (32, 2, 128, True, (2, 32, 2, 513)),  # 1,050,624
-        (8, 8, 256, True, (1, 4, 4, 513)),  # two batch entries would have 2,101,248
-        (8, 8, 1024, True, (1, 2, 2, 257)),  # 4 heads of 513 keys 4,202,496, 2 heads 2,101,248
+        (8, 8, 64, True, (2, 4, 4, 515)),  # 527,360 numbers
+        (32, 2, 128, True, (2, 32, 2, 515)),  # 1,054,720
+        (8, 8, 256, True, (1, 4, 4, 515)),  # two batch entries would have 2,109,440
+        (8, 8, 1024, True, (1, 2, 2, 259)),  # 4 heads of 515 keys 4,218,880, 2 heads 2,109,440
         (8, 1, 1024, False, (2, 8, 1, 67)),  # 1,097,728
     ],
 )

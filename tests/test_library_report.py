@@ -178,9 +178,12 @@ def test_what_the_inputs_show_is_said_once_of_each_mistake() -> None:
     assert str(report).endswith(
         "\npower:\n"
         "  this request shows 1 of 5 known mistakes\n"
+        "  it is too short for mistakes between tiles of 16 queries or more, or of 16 keys or more\n"
         "  not shown: mask.finite, keys.tail_dropped\n"
         "  shown only if the kernel's tiles have 16 or 32 keys: softmax.last_tile\n"
-        "  shown only if the kernel's tiles have 16, 32 or 64 keys: scale.by_tile"
+        "  shown only if the kernel's tiles have 16, 32 or 64 keys: scale.by_tile\n"
+        "\n"
+        "next: none: the search ended early; compare without a time limit"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -66,6 +67,28 @@ def test_a_process_that_ends_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="a process that judges calls was ended") as raised:
         list(judged_in_parallel([(n, Ending("", tmp_path, "", {})) for n in range(2)]))
     assert raised.value.status == 3
+
+
+def test_the_command_after_a_wrong_call_without_a_proof_says_all_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not that of a proved mistake, which has its name; of several recordings, too."""
+    folders = [tmp_path / "one", tmp_path / "two calls"]
+    for folder in folders:
+        record_decoding(folder, 2, {0}, sequences=2, heads=(2, 1), features=8, tokens=(20, 30))
+    file = runs(folders[1])[1] / "outputs.safetensors"
+    tensors = safetensors.numpy.load_file(file)
+    output = tensors[min(tensors)]
+    output[1] += np.sin(np.arange(output[1].size)).reshape(output[1].shape).astype(output.dtype)
+    safetensors.numpy.save_file(tensors, file)
+    status, printed = in_one_process(capsys, monkeypatch, folders[0])
+    assert (status, printed[-1]) == (1, "2 calls of attention: 1 wrong, 1 correct")
+    for paths in (folders[1:], folders):
+        status, printed = in_one_process(capsys, monkeypatch, *paths)
+        words = shlex.split(printed[-1].removeprefix("next: "), comments=True)
+        assert words == ["attention-service", "compare", str(runs(folders[1])[1])]
+    status, text, _ = run(capsys, *words[1:])
+    assert (status, text.splitlines()[-1].partition(";")[0]) == (1, "  next: none: no command makes calls")
 
 
 class Ending(RecordedCall):

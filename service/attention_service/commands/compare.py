@@ -22,6 +22,11 @@ STATUSES: Final = {"correct": 0, "imprecise": 1, "wrong": 1, "inconclusive": 2}
 
 def add_commands(add: Callable[..., Any]) -> None:
     """Add the commands. add: adds a command by its name, function, help and description, and returns its parser"""
+    _add_compare(add)
+    _add_inputs(add)
+
+
+def _add_compare(add: Callable[..., Any]) -> None:
     compare = add(
         "compare",
         run_compare,
@@ -52,6 +57,9 @@ def add_commands(add: Callable[..., Any]) -> None:
     on_ray.add_option(compare, "each call of a recording")
     formats.add_format(compare)
     targets.add_options(compare)
+
+
+def _add_inputs(add: Callable[..., Any]) -> None:
     inputs = add(
         "inputs",
         run_inputs,
@@ -63,7 +71,8 @@ def add_commands(add: Callable[..., Any]) -> None:
     like = inputs.add_mutually_exclusive_group()
     like.add_argument("--like", metavar="REQUEST", help="file with a request whose options it has, or -")
     like.add_argument("--recipe", metavar="JSON", help="options and sizes, as a report without a file prints them")
-    sizes = {"keys": "keys, with the past", "heads": "query heads", "head-dim": "features of a head"}
+    sizes = {"queries": "queries, as many as keys at most", "keys": "keys, with the past"}
+    sizes |= {"heads": "query heads", "head-dim": "features of a head"}
     for name, what in sizes.items():
         inputs.add_argument(f"--{name}", type=natural, metavar="N", help=f"how many {what}")
     inputs.add_argument("--tile", type=natural, metavar="N", help="keys of a tile whose mistakes it must show")
@@ -188,7 +197,9 @@ def run_inputs(options: argparse.Namespace) -> int:
             recipe = recipe_of_request(question.asked, question.plan, options.kills, tiles)
         elif options.recipe is not None:
             recipe = recipe_from_json(options.recipe, tiles)
-        recipe = resized(recipe, keys=options.keys, heads=options.heads, head_dim=options.head_dim)
+        recipe = resized(
+            recipe, queries=options.queries, keys=options.keys, heads=options.heads, head_dim=options.head_dim
+        )
         fields, shown = make_input(recipe, options.seed), tuple(options.kills)
         if options.kills:
             names = ("output", "logsumexp") if any(MUTANTS[name].needs for name in options.kills) else ("output",)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import shlex
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +40,8 @@ from attention_service.schemas.compare import CompareReport
 
 Judge = Callable[[list[tuple[int, RecordedCall]]], Iterator["CallVerdict"]]
 UNREADABLE: Final = "unreadable"
+# What the name of a mistake that is not proved begins with.
+RESEMBLES: Final = "resembles "
 OUTCOMES: Final[dict[str, Outcome]] = {"correct": "passed", "wrong": "failure", "imprecise": "failure"}
 
 
@@ -66,6 +69,12 @@ class CallVerdict:
         return printable(f"{self.number:>4} {self.status:12} {self.name}: {'; '.join(said)}")
 
     @property
+    def is_open(self) -> bool:
+        """True if more can be said of the call: no mistake is proved, or the call is too weak to tell."""
+        is_proved = self.mistake is not None and not self.mistake.startswith(RESEMBLES)
+        return self.status == "inconclusive" or (self.status in ("wrong", "imprecise") and not is_proved)
+
+    @property
     def check(self) -> Check:
         """The verdict as a check of continuous integration."""
         outcome = OUTCOMES.get(self.status, "skipped")
@@ -91,6 +100,9 @@ def print_verdicts(paths: Sequence[Path], suite: str, format_name: str, *, on_ra
     others, lost = (sum(getattr(one, name) for one in recordings) for name in ("others", "lost"))
     if format_name == "text":
         print(_summary(counts, others, lost))
+        for verdict in [one for one in verdicts if one.is_open][:1]:
+            folder = paths[0] / verdict.name if len(paths) == 1 else Path(verdict.name)
+            print(f"next: attention-service compare {shlex.quote(str(folder))}  # all that is said of this call")
     elif format_name == "json":
         found = {"calls": [asdict(one) for one in verdicts], "counts": counts, "other_functions": others, "lost": lost}
         print(json.dumps(found, indent=2))
@@ -187,7 +199,7 @@ def _mistake(report: CompareReport) -> str | None:
         return None
     first = report.hypotheses[0]
     names = " or ".join([first.name, *first.also])
-    return names if first.certainty == "proof" else f"{first.certainty} {names}"
+    return names if first.certainty == "proof" else f"{RESEMBLES}{names}"
 
 
 @cache

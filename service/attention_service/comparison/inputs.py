@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from functools import partial
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -29,6 +30,8 @@ from attention_service.pipeline.prepare import make_spec_and_plan
 
 # Seeds that are tried for a request that shows as much as possible.
 TRIES: Final = 6
+# The lowest and the highest sink, about: the largest score of a row is 4 to 8.
+SINKS: Final = (-2.0, 8.0)
 # What bounds the memory of a made input (see `suggestion_bytes`): the most numbers of outputs that are kept for each
 # mutant, and bytes that a sample keeps.
 MADE_OUTPUTS: Final = 2**14
@@ -86,6 +89,14 @@ def _sides(window: Window) -> dict[str, int]:
     return {side: width for side, width in found.items() if width is not None}
 
 
+def _sinks(random: np.random.Generator, recipe: Recipe) -> np.ndarray:
+    """Sinks below the scores that rows see, between these, and above all of them, which has a sum rescaled."""
+    shape = (recipe.batch, recipe.heads, recipe.queries) if recipe.has_row_sinks else (recipe.heads,)
+    low, high = SINKS
+    spread = (random.permutation(prod(shape)) + 0.5) / prod(shape)
+    return low + (high - low) * spread.reshape(shape) + random.normal(size=shape) / 2
+
+
 def _floats(value: Any, recipe: Recipe) -> Any:
     """A value of a field, whose arrays of numbers are float32 unless the request is float64."""
     if isinstance(value, dict):
@@ -105,10 +116,7 @@ OPTIONS: Final[dict[str, Callable[[np.random.Generator, Recipe], Any]]] = {
     "chunk_size": lambda random, recipe: recipe.chunk_size,
     "softcap": lambda random, recipe: recipe.softcap or 3.0,
     "clip_qkv": lambda random, recipe: recipe.clip or 0.8,
-    "sinks": lambda random, recipe: _floats(
-        random.normal(size=(recipe.batch, recipe.heads, recipe.queries) if recipe.has_row_sinks else recipe.heads) * 2,
-        recipe,
-    ),
+    "sinks": lambda random, recipe: _floats(_sinks(random, recipe), recipe),
     "gate": lambda random, recipe: _floats(
         random.uniform(0.1, 1, (recipe.batch, recipe.heads, recipe.queries, recipe.value_dim)), recipe
     ),

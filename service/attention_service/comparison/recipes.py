@@ -31,7 +31,9 @@ MAX_GROUP: Final = 16
 PAST: Final = 5
 WINDOW: Final = (7, 3)
 # Keys that fill a tile of 128 twice, where those of larger tiles are too many.
-KEYS_OF_TILE: Final = 257
+KEYS_OF_TILE: Final = 259
+# Queries that fill the largest tile of kernels, of 128, twice, and more.
+MOST_QUERIES: Final = 269
 # Keys, and features of a value, of a request whose values can be read transposed.
 KEYS_OF_SQUARE: Final = 23
 CHUNK: Final = 7
@@ -190,8 +192,29 @@ def needs_tiles(names: Iterable[str]) -> bool:
 
 
 def keys_of_tiles(tiles: Collection[int]) -> int:
-    """Keys that fill each of these tiles twice, and one more, so that there is a tail."""
-    return 2 * max(tiles) + 1
+    """Keys that fill each of these tiles twice, and a tail, which is more than the last key if the tile is."""
+    return 2 * max(tiles) + max(1, min(3, max(tiles) - 1))
+
+
+def as_long(recipe: Recipe, queries: int, keys: int) -> Recipe:
+    """The recipe with at least so many queries and keys, up to two tiles and a tail: what tiles do wrong shows then.
+
+    No tile divides the keys, nor those before the first query if the last one sees all of them. One query stays one:
+    kernels of one query are others.
+    """
+    is_square = recipe.queries == recipe.keys
+    keys = max(recipe.keys, min(max(keys, queries) if is_square else keys, keys_of_tiles(TILES))) | 1
+    if is_square:
+        return replace(recipe, queries=keys, keys=keys)
+    queries = 1 if queries == 1 else min(max(recipe.queries, min(queries, MOST_QUERIES)) | 1, keys)
+    while queries > 1 and (keys - queries) % min(TILES) == 0:
+        keys += 2
+    return replace(recipe, queries=queries, keys=keys)
+
+
+def longest(recipe: Recipe, sizes: Sizes) -> Recipe:
+    """The recipe with the lengths in which mistakes of all tiles show. sizes: of the request that it is for"""
+    return as_long(recipe, min(sizes.query_length, 2) * MOST_QUERIES, keys_of_tiles(TILES))
 
 
 def recipe_of(case: Case, wanted: Collection[str] = (), tiles: tuple[int, ...] = TILES) -> Recipe:
@@ -283,11 +306,14 @@ def _alignment(spec: AttentionSpec, sizes: Sizes) -> str:
     return "last" if offset == sizes.key_length - sizes.query_length else "one" if offset else "first"
 
 
-def resized(recipe: Recipe, *, keys: int | None, heads: int | None, head_dim: int | None) -> Recipe:
+def resized(
+    recipe: Recipe, *, queries: int | None, keys: int | None, heads: int | None, head_dim: int | None
+) -> Recipe:
     """The recipe with other sizes. Errors: InvalidValue for those that no request has, or that take too much memory."""
     group = recipe.heads // recipe.kv_heads
     least, most = recipe.past + 2, MAX_NUMBERS // BATCH
     for name, size, low, factor in (
+        ("queries", queries, 1, 1),
         ("keys", keys, least, 1),
         ("heads", heads, group, group),
         ("head_dim", head_dim, 1, 1),
@@ -295,8 +321,11 @@ def resized(recipe: Recipe, *, keys: int | None, heads: int | None, head_dim: in
         if size is not None and not (low <= size <= most and size % factor == 0):
             expected = f"a multiple of {factor}" if factor > 1 else f"at least {low}"
             raise InvalidValue.of(f"--{name.replace('_', '-')}", expected, size)
-    if recipe.queries == recipe.keys and keys is not None:
-        recipe = replace(recipe, queries=keys)
+    if recipe.queries == recipe.keys:
+        queries = keys = keys or queries or recipe.keys
+    recipe = replace(recipe, queries=queries or recipe.queries)
+    if queries is not None and queries > (keys or recipe.keys):
+        raise InvalidValue.of("--queries", f"at most as many as keys, {keys or recipe.keys}", queries)
     h = heads or recipe.heads
     value_dim = recipe.value_dim if head_dim is None or recipe.value_dim != recipe.head_dim else head_dim
     recipe = replace(

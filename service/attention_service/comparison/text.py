@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from textwrap import shorten
 from typing import Any, Final
 
+from attention_service.comparison.case import TILES
 from attention_service.comparison.places import in_words
 from attention_service.comparison.rules import CORRECT
 from attention_service.schemas.compare import AgainstReport, CompareReport
@@ -20,9 +21,10 @@ SURVIVORS: Final = 8
 CHANGE: Final = 120
 
 
-def as_text(report: CompareReport) -> str:
-    """All of the report, a few lines for each part that has something to say."""
-    return "\n".join(_lines(report))
+def as_text(report: CompareReport, next_command: str | None = None) -> str:
+    """All of the report, a few lines for each part that has something to say, and the next command."""
+    lines = [*_lines(report)]
+    return "\n".join(lines if next_command is None else [*lines, "", f"next: {next_command}"])
 
 
 def in_short(report: CompareReport, next_command: str | None = None) -> str:
@@ -60,7 +62,7 @@ def _short_lines(report: CompareReport) -> Iterator[str]:
     if report.against is not None:
         yield f"against: {report.against.message}"
     if report.power.mutants and report.verdict.status == "correct":
-        yield f"this request shows {report.power.killed} of {report.power.mutants} known mistakes"
+        yield from _shown(report)
     if not report.errors:  # what it can show is what was asked for
         yield from itertools.islice(_survivors(report), SURVIVORS)
     if report.power.weak:
@@ -151,13 +153,22 @@ def _power(report: CompareReport) -> Iterator[str]:
     found = report.power
     if not found.mutants:
         return
-    yield f"this request shows {found.killed} of {found.mutants} known mistakes"
+    yield from _shown(report)
     yield from _survivors(report)
     yield from found.weak
     if report.next_input is not None:
         yield f"next input: seed {report.next_input.seed} shows {', '.join(report.next_input.kills)}"
         if report.next_input.note:
             yield f"  {report.next_input.note}"
+
+
+def _shown(report: CompareReport) -> Iterator[str]:
+    """How many of the known mistakes the request shows, and which tiles are too large for it."""
+    yield f"this request shows {report.power.killed} of {report.power.mutants} known mistakes"
+    lengths = [(report.metadata.get(f"{name}_length"), noun) for name, noun in (("query", "queries"), ("key", "keys"))]
+    least = [(next((tile for tile in TILES if tile >= length), None), noun) for length, noun in lengths if length]
+    if short := [f"{tile} {noun} or more" for tile, noun in least if tile is not None]:
+        yield f"it is too short for mistakes between tiles of {', or of '.join(short)}"
 
 
 def _survivors(report: CompareReport) -> Iterator[str]:

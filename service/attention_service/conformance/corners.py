@@ -12,7 +12,6 @@ from typing import Any, Final
 import numpy as np
 
 from attention_service.comparison.case import TILES
-from attention_service.comparison.recipes import keys_of_tiles
 from attention_service.conformance import changes
 from attention_service.conformance.changes import Change
 
@@ -312,14 +311,14 @@ CORNERS: Final = (
 COMBINED: Final = Corner("combined", "many options at once")
 # Tiles of keys that kernels for tensor cores use, and what is wrong at their ends, in suites of long cases alone.
 LONG_TILES: Final = (*TILES, 512)
-MOST: Final = keys_of_tiles(LONG_TILES)
+MOST: Final = 2 * max(LONG_TILES) + 1
 TILE_CORNERS: Final = (
     *(
         Corner(
             f"tiles.{tile}",
             f"two tiles of {tile} keys, and a key",
             change=changes.tile_ends,
-            sizes={"keys": keys_of_tiles([tile])},
+            sizes={"keys": 2 * tile + 1},
         )
         for tile in LONG_TILES
     ),

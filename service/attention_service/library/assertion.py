@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from attention_service.schemas.compare import CompareReport
-
 if TYPE_CHECKING:  # loaded with comparisons
-    from attention_service.comparison.truth import Question
+    from attention_service.library.report import Report
+    from attention_service.schemas.compare import CompareReport
 
 
 class _Reported(AssertionError):
@@ -27,31 +25,19 @@ class WeakInputs(_Reported):
     """Nothing wrong was seen, but the inputs cannot show whether an option of the request is applied."""
 
 
-def checked(
-    report: CompareReport,
-    must_show: str | None,
-    question: Callable[[], Question] | None = None,
-    *,
-    takes_tensors: bool = False,
-) -> CompareReport:
+def checked(report: Report, must_show: str | None) -> Report:
     """The report of an output that is not known to be wrong. must_show: options or None, see assert_attention
-
-    question: returns that which the report answers, None for a call; takes_tensors: as of next_command
 
     Errors: WrongOutput for one that is wrong or imprecise, WeakInputs.
     """
     __tracebackhide__ = True  # pytest then shows the line of the test
     # Where a report is, comparisons are loaded, which `attend` does without.
-    from attention_service.comparison.next_command import next_command
     from attention_service.comparison.text import in_short
 
-    def then() -> str | None:
-        return next_command(report, None if question is None else question(), takes_tensors=takes_tensors)
-
     if report.verdict.status in ("imprecise", "wrong"):
-        raise WrongOutput(in_short(report, then()), report)
+        raise WrongOutput(in_short(report, report.next_command), report)
     if must_show and report.power.options:
-        unseen, command = ", ".join(report.power.options), then()
-        more = "" if command is None else f"\n  next: {command}"
+        unseen = ", ".join(report.power.options)
+        more = "" if report.next_command is None else f"\n  next: {report.next_command}"
         raise WeakInputs(f"Nothing wrong was seen; these inputs cannot show: {unseen}{more}", report)
     return report

@@ -9,7 +9,7 @@ import operator
 import os
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -30,10 +30,11 @@ from attention_service.library.result import AttentionResult
 from attention_service.pipeline.plan_key import keep, plan_key
 from attention_service.pipeline.prepare import make_spec_and_plan
 from attention_service.runtime.machine import cpu_count
-from attention_service.schemas.compare import ActualArrays, CompareReport, CompareRequest
+from attention_service.schemas.compare import ActualArrays, CompareRequest
 
 if TYPE_CHECKING:
     from attention_service.comparison.truth import Question
+    from attention_service.library.report import Report
 
 # Operations of a request whose products OpenBLAS computes on the thread that calls it: it shares out sums of more than
 # ten thousand products. A batch may have more operations than its entries: these are cut into the same tiles then, too,
@@ -101,17 +102,18 @@ def _is_alone(plan: Plan) -> bool:
     return is_small and fits(plan)
 
 
-def compare(arguments: Arguments) -> CompareReport:
+def compare(arguments: Arguments) -> Report:
     """The report of `service.compare`. Errors: InvalidRequest of every kind."""
     from attention_service.comparison.compare import compare_question
     from attention_service.library.report import Report
 
     question = _question(arguments)
     with all_processors() as backend:
-        return Report.of(compare_question(question, backend))
+        takes_tensors = any(hasattr(value, "detach") for value in arguments.values())
+        return Report.of(compare_question(question, backend), takes_tensors=takes_tensors)
 
 
-def assert_attention(arguments: Arguments) -> CompareReport:
+def assert_attention(arguments: Arguments) -> Report:
     """The report of `service.assert_attention`. Errors: those of `checked`, InvalidRequest of every kind."""
     __tracebackhide__ = True
     from attention_service.library.assertion import checked
@@ -120,12 +122,9 @@ def assert_attention(arguments: Arguments) -> CompareReport:
     if must_show not in ("options", None):
         raise InvalidValue.of("/must_show", 'the text "options", or None', must_show)
     compared = {name: value for name, value in arguments.items() if name not in ("must_show", "rows")}
-    question = partial(_question, compared)
-    takes_tensors = any(hasattr(value, "detach") for value in arguments.values())
     if rows is None:
-        return checked(compare(compared), must_show, question, takes_tensors=takes_tensors)
-    right = _right_rows(compared, rows)
-    return right or checked(compare(compared), None, question, takes_tensors=takes_tensors)
+        return checked(compare(compared), must_show)
+    return _right_rows(compared, rows) or checked(compare(compared), None)
 
 
 def positive(given: Any, pointer: str) -> int | None:
@@ -141,7 +140,7 @@ def positive(given: Any, pointer: str) -> int | None:
     return count
 
 
-def _right_rows(arguments: Arguments, rows: int) -> CompareReport | None:
+def _right_rows(arguments: Arguments, rows: int) -> Report | None:
     """The report on these rows of each head; None if they are not all right, or cannot be judged alone."""
     from attention_service.comparison.rows import compare_rows
     from attention_service.library.report import Report

@@ -21,6 +21,7 @@ from attention_service.schemas.names import near
 
 if TYPE_CHECKING:
     from attention_service.comparison.calls.question import CallQuestion
+    from attention_service.library.report import Report
 
 # The packages of a library, the first that a module is in, with the version that they are of.
 PACKAGES: Final[Mapping[str, tuple[str, int | None]]] = {
@@ -133,7 +134,7 @@ def _question(
     return replace(call_question(decoded, nullcontext), rows=rows)
 
 
-def _compared(asked: CallQuestion) -> CompareReport:
+def _compared(asked: CallQuestion) -> Report:
     """The report on a call. Errors: InvalidRequest of every kind."""
     from attention_service.comparison.calls.compare import compare_call as judged
     from attention_service.library.report import Report

@@ -14,6 +14,7 @@ from attention_service.comparison.calls.compare import CallComparison
 from attention_service.comparison.calls.report import make_call_report
 from attention_service.comparison.engine.comparison import Comparison
 from attention_service.comparison.errors import distances
+from attention_service.comparison.next_command import next_command
 from attention_service.comparison.places import plural_of
 from attention_service.comparison.report import make_report
 from attention_service.comparison.rules import CORRECT, IMPRECISE
@@ -44,23 +45,32 @@ class Report(CompareReport):
     """The report of a comparison in this process."""
 
     _wrong: Wrong | None = PrivateAttr(None)
+    _next: str | None = PrivateAttr(None)
 
     @classmethod
-    def of(cls, comparison: Comparison[Question]) -> Report:
-        """The report of a comparison."""
+    def of(cls, comparison: Comparison[Question], *, takes_tensors: bool = False) -> Report:
+        """The report of a comparison. takes_tensors: as of next_command"""
         report = make_report(comparison)
         found = cls.model_construct(report.model_fields_set, **report.__dict__)
         found._wrong = _wrong(comparison)
+        found._next = next_command(report, comparison.question, takes_tensors=takes_tensors)
         return found
 
     @classmethod
     def of_call(cls, comparison: CallComparison) -> Report:
         """The report of a comparison of a call."""
         report = make_call_report(comparison)
-        return cls.model_construct(report.model_fields_set, **report.__dict__)
+        found = cls.model_construct(report.model_fields_set, **report.__dict__)
+        found._next = next_command(report)
+        return found
+
+    @property
+    def next_command(self) -> str | None:
+        """The command that goes on from the report, or why there is none; None if nothing is left open."""
+        return self._next
 
     def __str__(self) -> str:
-        return as_text(self)
+        return as_text(self, self._next)
 
     def __repr__(self) -> str:
         """The verdict: a line with the status and the first hypotheses by name, and a line with the message."""

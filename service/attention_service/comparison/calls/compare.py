@@ -166,7 +166,9 @@ def _searched(
     worst = compare_question(question, backend, check, judged.truth)
     worst = replace(worst, passes=judged.passes, ended_early=worst.ended_early or ended_early)
     if found:
-        worst = replace(worst, hypotheses=[_hypothesis(found, question, check), *worst.hypotheses], facts=())
+        first = _hypothesis(found, question, check)
+        others = [] if first.is_proof else worst.hypotheses
+        worst = replace(worst, hypotheses=[first, *others], facts=())
     else:
         unproved = [replace(one, is_proof=one.is_proof and not judged.others) for one in worst.hypotheses]
         found_in_part = worst

@@ -3,7 +3,7 @@
     python -m tests.deep_compare [PART …] [--draws N] [--seed N]
 
 Parts are mistakes, pairs, power, apart, right, kernels, formulas, gradients, backward_formulas, backwards, rounding,
-places, corrupted, hidden and few.
+places, corrupted, hidden, few and fitted.
 
 Each part prints its figures, and what it got wrong. The exit status is 1 if a figure is below what it should be.
 """
@@ -31,6 +31,7 @@ from attention_service.comparison.sample import everything
 from attention_service.comparison.solve import solve
 from attention_service.library import attend, compare
 from tests import test_compare_hidden as by_hand
+from tests.helpers import planted_numbers
 from tests.helpers.backward_mistakes import MISTAKES as BACKWARD_MISTAKES
 from tests.helpers.backward_mistakes import plant as plant_backward
 from tests.helpers.coarse_kernels import COARSE, exact, random_formula, random_kernel, random_place, size, wrong
@@ -66,6 +67,8 @@ TOLD: Final = 3.0
 TOLD_OF_FEW: Final = 10.0
 FEW: Final = 4
 FORMULAS: Final = 0.98
+# The share of facts whose numbers are the planted ones: errors that are printed are not those of the worst rounding.
+FITTED: Final = 0.99
 # Options that other libraries have.
 OPTIONS_OF_OTHERS: Final = {"is_causal", "mask", "key_mask", "bias", "softcap", "sinks", "alibi_slopes", "window"}
 # Mistakes that can be planted: an output may resemble those of rounding, but never prove them.
@@ -514,6 +517,25 @@ def few(count: int, seed: int) -> bool:
     return not counts["accused"]
 
 
+def fitted(count: int, seed: int) -> bool:
+    """Plant known numbers, and hold what facts say of them against these, up to the error that is printed."""
+    counts = Counter[str]()
+    for n, planted in planted_numbers.draws(count, seed):
+        facts, limit = planted_numbers.facts_about(planted)
+        counts["nothing told"] += not facts
+        for fact in facts:
+            wrong = planted_numbers.misses(planted, fact.name, fact.message, limit)
+            counts["another fact" if wrong is None else "false" if wrong else "true"] += 1
+            if wrong:
+                dtype = planted.fields["query"].dtype.name
+                print(f"  {n}: {planted.kind} in {dtype}: {'; '.join(wrong)}: {fact.message}", flush=True)
+    share = counts["true"] / (counts["true"] + counts["false"])
+    print(
+        f"fitted: {share:.2%} of {counts['true'] + counts['false']} facts are true of a planted number; {dict(counts)}"
+    )
+    return share >= FITTED
+
+
 PARTS: Final = {
     "mistakes": (mistakes, 10_000),
     "pairs": (pairs, 900),
@@ -530,6 +552,7 @@ PARTS: Final = {
     "corrupted": (corrupted, 1_000),
     "hidden": (hidden, 2_000),
     "few": (few, 1_000),
+    "fitted": (fitted, 4_000),
 }
 
 

@@ -103,7 +103,7 @@ OUTPUTS: Final[dict[str, tuple[Callable[[Attention], np.ndarray], str, str, dict
     "a factor of each head": (
         lambda a: a.output * per_head(1, 2, 3),
         "head_factor",
-        "In every row the output of heads 0 to 2 is 1, 2.0000, 3.0000 times the right one.",
+        "In every row the output of heads 0 to 2 is 1.0000, 2.0000, 3.0000 times the right one.",
         {"numbers": [1, 2, 3]},
     ),
     "a factor of each row": (
@@ -113,7 +113,7 @@ OUTPUTS: Final[dict[str, tuple[Callable[[Attention], np.ndarray], str, str, dict
     "padded keys": (
         lambda a: a.with_sum(a.total + 61 * np.exp(-a.top)),
         "extra_sum",
-        "In every row the output is right up to a factor: the sum of its softmax is too large by 61.000, where "
+        "In every row the output is right up to a factor: the sum of its softmax is too large by 61.00, where "
         "a key of score 0 adds 1 (padded keys?).", {"numbers": [61]},
     ),
     "a sum that starts at 1": (
@@ -205,14 +205,14 @@ OUTPUTS: Final[dict[str, tuple[Callable[[Attention], np.ndarray], str, str, dict
     "a tile of half the weight": (
         lambda a: a.powers * np.where(np.arange(KEYS) // 32 == 1, 0.5, 1) @ a.value / a.total[..., None],
         "part_factors",
-        "In every wrong row the output is right up to a factor of the row for each 32 keys, from 0.50000 to 1.0000.",
+        "In every wrong row the output is right up to a factor of the row for each 32 keys, from 0.500 to 1.000.",
         {},
     ),
     "a tile that is left out": (
         lambda a: a.powers * (np.arange(KEYS) // 16 != 2) @ a.value / a.total[..., None],
         "part_factors",
-        "In every wrong row the output is right up to a factor of the row for each 16 keys, from 1.0000 to 1.0000; "
-        "keys 32 to 47 add nothing.", {"keys": 16},
+        "In every wrong row the output is right up to a factor of the row for each 16 keys; keys 32 to 47 add nothing.",
+        {"keys": 16},
     ),
     "a shift": (
         lambda a: a.output + 0.5,
@@ -422,8 +422,10 @@ def test_rows_without_keys() -> None:
         (math.inf, 1.0, "inf"),
         (1.2345, math.inf, "any number"),
         (1.0, 0.0, "1"),
-        (0.0, 1.0, "0"),
-        (3e-6, 6e-6, "0"),
+        (0.0, 1.0, "0 ± 1"),
+        (-0.01, 0.4, "0.0 ± 0.4"),
+        (0.0, 0.0, "0"),
+        (3e-6, 6e-6, "0.0000"),
     ],
 )
 def test_numbers_have_the_digits_that_are_known(number: float, error: float, text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -14,10 +15,11 @@ from attention_service.comparison.legal import LOG2E
 from attention_service.comparison.other_places import elsewhere, moved, permuted, permuted_tiles, reordered
 from attention_service.comparison.other_scores import other_scores
 from attention_service.comparison.other_values import other_values
+from attention_service.comparison.part_factors import part_factors
 from attention_service.comparison.places import plural_of
 from attention_service.comparison.refitted import refitted
 from attention_service.comparison.score_curve import score_curve
-from attention_service.comparison.wrong import LISTED, TOLD, Wrong, shown
+from attention_service.comparison.wrong import LISTED, TOLD, Wrong, ends, shown
 from attention_service.schemas.compare import Fact
 
 LARGEST_HALF: Final = largest_number(np.dtype(np.float16))
@@ -56,66 +58,110 @@ def _named(wrong: Wrong, number: float, error: float, of: Callable[[float], floa
 def factor(wrong: Wrong) -> Iterator[Fact]:
     """Rows are right up to a factor."""
     own, products, rights = wrong.sums[4:]
-    usable = wrong.rows & np.isfinite(own + products + rights) & (rights > 0)
-    whole = float(products[usable].sum() / rights[usable].sum())
-    error = float(wrong.errors(whole).min())
-    if abs(whole) > error and abs(whole - 1) > TOLD * error and (said := wrong.said(wrong.sums[3].max(), by=whole)):
+    usable = np.isfinite(own + products + rights) & (rights > 0)
+    some = usable & wrong.rows
+    whole = float(products[some].sum() / rights[some].sum())
+    error = _error_of_all(np.where(wrong.rows, wrong.errors(whole), np.inf))
+    # What is a little too large may be so by a factor or by a number that is added, but not an output.
+    least = error if wrong.name == "output" else TOLD * error
+    if abs(whole) > error and abs(whole - 1) > least and (said := wrong.said(wrong.sums[3].max(), by=whole)):
         text = f"{said} {{}} is {shown(whole, error)} times the right one{_named(wrong, whole, error)}"
         yield wrong.fact("factor", text, factor=whole)
         return
-    each = np.where(usable, products / rights, 1.0)
+    each = np.where(some, products / rights, 1.0)
     least, most = float(each[wrong.rows].min()), float(each[wrong.rows].max())
     if max(-least, most) > error and wrong.said(wrong.sums[3].sum(), by=each):
         yield from itertools.islice(itertools.chain(_extra_sum(wrong, usable), _row_factor(wrong, each)), 1)
 
 
+def _error_of_all(errors: np.ndarray) -> float:
+    """How far one number of all heads may be from that of any. errors: (b, h, q), by each row; infinite to leave it out
+
+    The best row of a head says how well its number is known.
+    """
+    of_heads = errors.min(axis=(0, 2))
+    known = of_heads[np.isfinite(of_heads)]
+    return float(known.max()) if known.size else math.inf
+
+
 def _row_factor(wrong: Wrong, each: np.ndarray) -> Iterator[Fact]:
-    """The least and the largest factor of rows, of those that are known well enough to say something."""
-    errors = wrong.errors(each)
-    known = TOLD * errors < np.maximum(np.abs(each), 1 / TOLD)
-    ends = [int(at) for at in (np.argmin(np.where(known, each, np.inf)), np.argmax(np.where(known, each, -np.inf)))]
-    (least, most), unsure = each.ravel()[ends].tolist(), errors.ravel()[ends].tolist()
-    if most - least > TOLD * max(unsure):
-        text = f"{wrong.every(is_wrong=True)} {{}} is right up to a factor of the {wrong.axes[2]}"
-        numbers = shown(least, unsure[0]), shown(most, unsure[1])
-        is_whole = known[wrong.rows].all()
-        text += (
-            f", from {' to '.join(numbers)}" if is_whole else f", as {numbers[0]} in one and {numbers[1]} in another"
-        )
-        yield wrong.fact("row_factor", text, least=least, most=most)
+    """Each wrong row has a factor; the least and the largest of those that are known well, unless they may be one."""
+    by, errors = each[wrong.rows], wrong.errors(each)[wrong.rows]
+    known = TOLD * errors < np.maximum(np.abs(by), 1 / TOLD)
+    numbers = ends(by[known], errors[known], every=bool(known.all())) if known.any() else ""
+    if numbers or wrong.name == "output":  # gradients by one query have a factor of each key, whatever it is
+        text = f"{wrong.every(is_wrong=True)} {{}} is right up to a factor of the {wrong.axes[2]}{numbers}"
+        yield wrong.fact("row_factor", text, least=by.min(), most=by.max())
 
 
 def _extra_sum(wrong: Wrong, usable: np.ndarray) -> Iterator[Fact]:
-    """The factors of rows are those of a sum Z (1 + m x) in the place of Z, with one m, or one of each head."""
-    own, products, _ = wrong.sums[4:]
+    """The factors of rows are those of a sum Z (1 + m x) in the place of Z, with one m, or one of each head.
+
+    usable: (b, h, q), True for rows that have a factor
+    """
     forms = {"": np.ones(usable.shape)}
     if wrong.has_rows and wrong.case.plan.normalization == "softmax":
         zero, hidden = np.exp(-wrong.about["logsumexp"]), wrong.case.plan.sizes.key_length - wrong.about["seen"]
-        forms = {ZEROS: zero, " times its largest exponential": wrong.about["weight"]} | forms
+        forms |= {ZEROS: zero, " times its largest exponential": wrong.about["weight"]}
         forms[f" for each hidden key{ZEROS}"] = zero * hidden
-    for axes, (name, x) in itertools.product(((0, 1, 2), (0, 2)), forms.items()):
-        fits = usable & np.isfinite(x)
+    for axes in ((0, 1, 2), (0, 2)):
+        sums = [_Sums.of(wrong, usable, axes, *form) for form in forms.items()]
+        # A factor of each head is the simplest; one of all was tried before. Else the one that leaves least.
+        for one in sorted(sums, key=lambda one: (bool(one.unit), one.left)):
+            if fact := one.fact(wrong, usable, axes):
+                yield fact
+
+
+@dataclass(frozen=True, eq=False)
+class _Sums:
+    """Sums Z (1 + m x) in the place of Z, by which rows are divided.
+
+    unit: of m, in words, "" for one of Z itself; x: (b, h, q); extra: m, of all or of each head; fits: (b, h, q), True
+    for the rows that m is fitted to; left: the squared errors of these
+    """
+
+    unit: str
+    x: np.ndarray
+    extra: np.ndarray
+    fits: np.ndarray
+    left: float
+
+    @classmethod
+    def of(cls, wrong: Wrong, usable: np.ndarray, axes: tuple[int, ...], unit: str, x: np.ndarray) -> _Sums:
+        """The sums that are closest to what was sent. axes: those of which m is one number"""
+        own, products, rights = wrong.sums[4:]
+        fits = usable & np.isfinite(x) & (wrong.rows | ~wrong.rows.any(axes, keepdims=True))  # of right heads all rows
         extra = np.where(fits, x * (products - own), 0).sum(axes, keepdims=True)
         extra = np.nan_to_num(extra / np.where(fits, x * x * own, 0).sum(axes, keepdims=True))
         by = 1 / (1 + extra * x)
-        if usable.sum() >= 2 * extra.size and (said := wrong.said(wrong.sums[3].max(axes).sum(), by=by)):
-            numbers = (extra.ravel() if name else by[0, :, 0])[:LISTED]
-            errors = wrong.errors(by) / np.where(fits, np.abs(x) * by**2 if name else 1, 0)
-            errors = np.where(usable.any(axes), errors.min(axes), 0).ravel()  # 1, or 0, in heads that are right
-            if not (np.abs(numbers - (0 if name else 1)) > TOLD * errors[:LISTED]).any():
-                continue
-            heads = f" of {plural_of(wrong.axes[1])} 0 to {len(numbers) - 1}" if len(numbers) > 1 else ""
-            what = f"is {', '.join(map(shown, numbers, errors))} times the right one"
-            if name:
-                what = f"is right up to a factor: the sum of its softmax is {_off_by(numbers, errors)}{name}"
-                what += " (padded keys?)" if name == ZEROS and not heads and numbers[0] > 0.5 else ""
-            yield wrong.fact("extra_sum" if name else "head_factor", f"{said} {{}}{heads} {what}", numbers=numbers)
+        left = np.sum(own - 2 * by * products + by * by * rights, where=fits)
+        return cls(unit, x, extra, fits, float(np.nan_to_num(left, nan=np.inf)))
+
+    def fact(self, wrong: Wrong, usable: np.ndarray, axes: tuple[int, ...]) -> Fact | None:
+        """The fact that these sums are those that rows are divided by, None if it is not true or says little."""
+        extra, name, by = self.extra, self.unit, 1 / (1 + self.extra * self.x)
+        said = (usable & wrong.rows).sum() >= 2 * extra.size and wrong.said(wrong.sums[3].max(axes).sum(), by=by)
+        numbers = (extra.ravel() if name else by[0, :, 0])[:LISTED]
+        # Where rows become much larger, the sum itself has an error, too.
+        errors = wrong.errors(by) / (np.abs(self.x) * np.minimum(by * by, np.abs(by)) if name else 1)
+        errors = np.where(self.fits, errors, np.inf)
+        errors = np.array([_error_of_all(errors)]) if extra.size == 1 else errors.min(axes).ravel()
+        apart = np.abs(numbers - (0 if name else 1)) > TOLD * errors[:LISTED]
+        if not said or not (apart.any() or (not name and wrong.name == "output")):
+            return None
+        heads = f" of {plural_of(wrong.axes[1])} 0 to {len(numbers) - 1}" if len(numbers) > 1 else ""
+        what = f"is {', '.join(map(shown, numbers, errors))} times the right one"
+        if name:
+            what = f"is right up to a factor: the sum of its softmax is {_off_by(numbers, errors)}{name}"
+            what += " (padded keys?)" if name == ZEROS and not heads and numbers[0] > 0.5 else ""
+        return wrong.fact("extra_sum" if name else "head_factor", f"{said} {{}}{heads} {what}", numbers=numbers)
 
 
 def _off_by(numbers: np.ndarray, errors: np.ndarray) -> str:
     """How far sums are off, in words. numbers: with their errors"""
-    signs = "too small by" if (numbers <= 0).all() else "too large by" if (numbers >= 0).all() else "off by"
-    return f"{signs} {', '.join(map(shown, numbers if signs == 'off by' else np.abs(numbers), errors))}"
+    known = numbers[np.abs(numbers) > errors[: len(numbers)]]
+    signs = "too small by" if (known <= 0).all() else "too large by" if (known >= 0).all() else "off by"
+    return f"{signs} {', '.join(map(shown, -numbers if signs == 'too small by' else numbers, errors))}"
 
 
 def overflow(wrong: Wrong) -> Iterator[Fact]:
@@ -193,4 +239,4 @@ def by_keys(wrong: Wrong) -> Iterator[Fact]:
 
 FACTS: Final = (factor, overflow, constant, moved, permuted, offset)
 # Told of arrays that those say nothing of: the first that is true.
-OTHERS: Final = (reordered, permuted_tiles, elsewhere, score_curve, refitted, other_values, other_scores)
+OTHERS: Final = (reordered, permuted_tiles, elsewhere, score_curve, refitted, part_factors, other_values, other_scores)

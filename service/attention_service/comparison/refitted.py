@@ -1,5 +1,5 @@
-"""Facts about wrong outputs that another case explains: other keys, parts of the keys with other weights, other numbers
-of a head, or a known mistake in the wrong rows only. What is fitted to a few rows is checked on all."""
+"""Facts about wrong outputs that another case explains: other keys, other numbers of a head, or a known mistake in the
+wrong rows only. What is fitted to a few rows is checked on all."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import numpy as np
 
 from attention_service.attention.terms.additions import Alibi
 from attention_service.comparison.candidates import make_candidate
-from attention_service.comparison.case import TILES, Case
-from attention_service.comparison.errors import distances, largest
+from attention_service.comparison.case import Case
+from attention_service.comparison.errors import distances
 from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.problem import Problem, attention, scaled_scores
 from attention_service.comparison.sample import Sample, blocks, everything
@@ -28,22 +28,10 @@ from attention_service.schemas.compare import Fact
 Prediction = tuple[np.ndarray, np.ndarray | float, np.ndarray | int]
 Predict = Callable[[Problem, np.ndarray, Sample], Prediction]
 
-# No score counts for more than this above the logsumexp of its row, as hidden ones may.
-MOST_SCORE: Final = 30.0
-# Numbers of the sums of parts that are computed at a time.
-NUMBERS: Final = 2**17
 # More keys are not cut into runs; features by which runs are told apart, and runs that are tried.
 MAX_KEYS: Final = 2**12
 FEATURES: Final = 64
 RUNS: Final = 16
-# Numbers of equal parts that keys are split into, which need not be tiles.
-SPLITS: Final = range(2, 9)
-# The factor of a part is known if its sums are as long as so many tolerances.
-NOTICED: Final = 8.0
-# Squares of the lengths of values, of the largest one, below which they are none.
-RANK: Final = 1e-14
-# The share of the squared error that parts explain of which that is known.
-SHARE: Final = 0.5
 # Heads whose numbers are fitted at a time, to so many rows, or to rows of so many scores.
 HEADS: Final = 4
 ROWS: Final = 32
@@ -62,7 +50,7 @@ LEFT_OUT: Final = ("precision", "output", "empty", "logsumexp")
 def refitted(wrong: Wrong) -> Iterator[Fact]:
     """The facts of this module, those first that tell most."""
     if wrong.is_plain_output:
-        yield from (fact for find in (_head_numbers, _known_in_part, _other_keys, _parts) for fact in find(wrong))
+        yield from (fact for find in (_head_numbers, _known_in_part, _other_keys) for fact in find(wrong))
 
 
 def told(wrong: Wrong, predict: Predict, lost: float) -> str:
@@ -84,129 +72,13 @@ def told(wrong: Wrong, predict: Predict, lost: float) -> str:
     return wrong.said(lost + (fitted * wrong.sums[3]).sum(), predicted, by=sizes)
 
 
-def _parts(wrong: Wrong) -> Iterator[Fact]:
-    """Rows are the sums of values that each tile of keys, or each equal part of the visible ones, has, times a factor
-    of the row and the tile."""
-    keys, features = wrong.case.plan.sizes.key_length, _rank_of_values(wrong)
-    sizes = sorted({*TILES, *(-(-keys // count) for count in SPLITS)}, reverse=True)
-    tried = [(np.full(len(wrong.rows), tile), -(-keys // tile)) for tile in sizes if tile < keys]
-    lengths = 1 + _ends(wrong)[3][1].max(axis=(1, 2)) if wrong.case.terms else np.full(len(wrong.rows), keys)
-    tried += [(-(-lengths // count), count) for count in SPLITS if np.unique(lengths).size > 1]
-    for hidden, (tiles, parts) in itertools.product((False, True) if wrong.case.terms else (False,), tried):
-        count = parts * (1 + hidden)
-        if 2 * count <= features:
-            nothing = np.zeros(count + 1)
-            about = np.array([nothing + np.inf, nothing - np.inf, nothing, nothing, nothing + np.inf])
-            said = told(wrong, partial(_of_parts, wrong, tiles, hidden, about), math.log2(2 * len(tried)))
-            if said and about[3, 0] >= SHARE * about[3, 1] and _is_told(_shown_parts(wrong, about, count), about):
-                said = wrong.every(is_wrong=not wrong.rows.all())  # factors are those of wrong rows
-                yield _fact_of_parts(wrong, said, about, tiles, hidden)
-                return
-
-
-def _rank_of_values(wrong: Wrong) -> int:
-    """The least number of features of a head that tell values apart: sums of so many values may be any output."""
-    case = wrong.case
-    arrays = (case.past_value, case.value) if case.past_length else (case.value,)
-    ranks = []
-    for batch, head in np.ndindex(*case.value.shape[:2]):
-        case.check()
-        values = [array[batch, head].astype(np.float64) for array in arrays]
-        squares = np.linalg.eigvalsh(sum(array.T @ array for array in values))
-        ranks.append(int(np.count_nonzero(squares > max(wrong.tolerance**2, RANK * squares[-1]))))
-    return min(ranks)
-
-
-def _of_parts(
-    wrong: Wrong, tiles: np.ndarray, hidden: bool, about: np.ndarray, problem: Problem, sent: np.ndarray, sample: Sample
-) -> Prediction:
-    """The sums of the parts of a problem that are closest to what was sent. Parts that add little are one, the last.
-
-    tiles: the keys of a part in each batch entry
-    about: (5, parts + 1), in which the least and largest factor of each is kept, as far as they are known, and the most
-    that it adds; the squared errors that parts of a known factor explain, and all; and the least error of a factor
-    """
-    total, scores = attention(problem).logsumexp, scaled_scores(problem)
-    assert total is not None
-    powers = np.exp(np.minimum(scores - np.where(np.isneginf(total), 0, total)[..., None], MOST_SCORE))
-    shown = [np.where(problem.seen, powers, 0)] + ([np.where(problem.seen, 0, powers)] if hidden else [])
-    found, counts = np.empty_like(sent), np.zeros(sent.shape[:3])
-    step, parts = max(1, NUMBERS // (about.shape[1] * sent.shape[3])), (about.shape[1] - 1) // (1 + hidden)
-    for b, h, start in np.ndindex(*sent.shape[:2], -(-sent.shape[2] // step)):
-        at = b, h, slice(start * step, start * step + step)
-        tile = int(tiles[sample.batches[b]])
-        sums = np.concatenate([_sums(one[at], problem.value[b, h], tile, parts) for one in shown], axis=1)
-        little = np.abs(sums).max(axis=2, keepdims=True) <= wrong.tolerance
-        rest = np.sum(sums, axis=1, where=little, keepdims=True)
-        sums = np.concatenate([np.where(little, 0, sums), rest], axis=1)
-        lengths = np.linalg.norm(sums, axis=2)
-        units = np.divide(sums, lengths[..., None], out=np.zeros_like(sums), where=lengths[..., None] > 0)
-        inverse = np.linalg.pinv(units, rcond=1e-9)
-        fitted = (np.nan_to_num(sent[at])[:, None] @ inverse)[:, 0]
-        found[at], counts[at] = (fitted[:, None] @ units)[:, 0], (lengths > 0).sum(axis=1)
-        factors = np.divide(fitted, lengths, out=np.zeros_like(fitted), where=lengths > 0)
-        counted = (lengths > NOTICED * wrong.tolerance) & wrong.rows[sample.index][at][:, None]
-        shows = counted.copy()
-        shows[:, -1] = False
-        rights = np.where(np.arange(shows.shape[1]) < parts, lengths, 0)
-        explained = np.where(shows, fitted - rights, 0)[:, None] @ units
-        errors = np.where(wrong.rows[sample.index][at][:, None], sent[at] - wrong.right[sample.index][at], 0)
-        about[3, :2] += np.square(explained).sum(), np.square(errors).sum()
-        # Parts whose sums are nearly parallel are told apart by small differences.
-        unsure = wrong.tolerance * np.linalg.norm(inverse, axis=1)
-        unsure = np.where(counted, np.divide(unsure, lengths), np.inf)
-        about[0] = np.minimum(about[0], (np.where(counted, factors, 0) + unsure).min(axis=0))
-        about[1] = np.maximum(about[1], (np.where(counted, factors, 0) - unsure).max(axis=0))
-        about[4] = np.minimum(about[4], unsure.min(axis=0))
-        about[2] = np.maximum(about[2], np.where(shows, np.abs(fitted) * np.abs(units).max(axis=2), 0).max(axis=0))
-    return found, np.maximum(1, np.abs(found).max(axis=-1) / largest(wrong.right)), counts
-
-
-def _sums(weights: np.ndarray, value: np.ndarray, tile: int, parts: int) -> np.ndarray:
-    """The sums of values (r, parts, e) of each of so many tiles of keys. weights: (r, k), value: (k, e)"""
-    starts = range(0, parts * tile, tile)
-    return np.stack([weights[:, start : start + tile] @ value[start : start + tile] for start in starts], axis=1)
-
-
-def _shown_parts(wrong: Wrong, about: np.ndarray, count: int) -> np.ndarray:
-    """True for the parts that have a factor, not for those that are not seen or add nothing."""
-    shows = np.isfinite(about[0])
-    shows[:count] &= about[2, :count] > wrong.tolerance
-    return shows
-
-
-def _is_told(shows: np.ndarray, about: np.ndarray) -> bool:
-    """True if a part that has a factor is there, and some factor is further from 1 than it is uncertain."""
-    is_other = np.maximum(np.abs(about[0] - 1), np.abs(about[1] - 1)) > 2 * about[4]
-    return bool(shows.any() and is_other[np.isfinite(about[0])].any())
-
-
-def _fact_of_parts(wrong: Wrong, said: str, about: np.ndarray, tiles: np.ndarray, hidden: bool) -> Fact:
-    keys, tile, is_equal = wrong.case.plan.sizes.key_length, int(tiles[0]), bool((tiles == tiles[0]).all())
-    count = (about.shape[1] - 1) // (1 + hidden)
-    nothing = np.flatnonzero(np.isfinite(about[0, :count]) & (about[2, :count] <= wrong.tolerance))
-    shows = _shown_parts(wrong, about, count)
-    ends = sorted((float(about[0, shows].min()), float(about[1, shows].max())))
-    least, most = (shown(end, 2 * float(about[4, shows].min())) for end in ends)
-    of = f"each {tile} keys" if is_equal else f"each of {count} equal parts of the keys of its batch entry"
-    text = f"{said} {{}} is right up to a factor of the row for {of}, from {least} to {most}"
-    if len(nothing):
-        runs = [f"{one * tile} to {min(one * tile + tile, keys) - 1}" for one in nothing[:LISTED]]
-        which = f"keys {', '.join(runs)}" if is_equal else f"of parts from 0 on, {', '.join(map(str, nothing))}"
-        text += f"; {which} add nothing"
-    text += "; hidden keys take part" if hidden else ""
-    sizes = tiles[:1] if is_equal else tiles[:LISTED]
-    numbers = {"keys": sizes, "least": about[0, shows][:LISTED], "most": about[1, shows][:LISTED]}
-    return wrong.fact("part_factors", text, **numbers)
-
-
 def _other_keys(wrong: Wrong) -> Iterator[Fact]:
     """Rows are those of one run of keys each, whose ends stay, or move with the row or its visible keys."""
     case, place = wrong.case, tuple(np.array(wrong.some(1))[:, 0])
     if case.sinks is not None or not 2 <= case.plan.sizes.key_length <= MAX_KEYS:
         return
     runs = _runs(wrong, make_problem(case, Sample(*np.array(place)[:, None])), place)
-    ends = _ends(wrong) if runs else ()
+    ends = ends_of_runs(wrong) if runs else ()
     for (low, high), (one, first), (other, last) in itertools.product(runs, ends[:3], ends[:2] + ends[3:]):
         a, b = low - first[place], high - last[place]
         predict = partial(_of_run, first + a, last + b)
@@ -216,7 +88,7 @@ def _other_keys(wrong: Wrong) -> Iterator[Fact]:
             return
 
 
-def _ends(wrong: Wrong) -> tuple[tuple[str, np.ndarray], ...]:
+def ends_of_runs(wrong: Wrong) -> tuple[tuple[str, np.ndarray], ...]:
     """What the ends of runs of keys are told from, (b, h, q) each: nothing, the row, its first and last visible key."""
     rows = np.broadcast_to(np.arange(wrong.rows.shape[2]), wrong.rows.shape)
     first, stop = np.zeros(wrong.rows.shape, np.int64), np.zeros(wrong.rows.shape, np.int64)

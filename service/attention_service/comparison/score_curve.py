@@ -33,6 +33,8 @@ LONGER: Final = 32.0
 # tell; scores that are closer, in parts of the largest, are one.
 UNTOLD: Final = 1e-3
 BENDS: Final = 8
+# How far rows may be shifted from each other on the curve of weights, in parts of it.
+UNTOLD_ROWS: Final = 5e-3
 SAME: Final = 1e-9
 # Steps in which rows are shifted onto one curve, and scores at which it is told.
 STEPS: Final = 40
@@ -64,18 +66,21 @@ def _curve(wrong: Wrong) -> Iterator[Fact]:
         curve = _on_one_curve(wrong, wrong.actual, without=without)
         if curve is None:
             continue
-        x, y = curve
+        x, y, errors = curve
         right = _on_one_curve(wrong, wrong.right, without=without)
         if right is not None and _is_shift_of(curve, right):
             return  # what is wrong is not the scores of visible keys
         chosen = np.unique(np.linspace(0, len(x) - 1, LISTED).astype(int))
         slope, at_0 = (float(one) for one in np.polyfit(x, y, 1))
-        is_line = bool((np.abs(y - at_0 - slope * x) <= np.ptp(y) / 1000).all())
+        left = float(np.abs(y - at_0 - slope * x).max())
+        is_line = left <= np.ptp(y) / 1000
         whose = "the scores behind {} are" if wrong.name in WEIGHTS else "{} is"
         left_out = ", the bias left out" * without
         text = f"in the rows that tell it {whose} a function of the scaled scores alone{left_out}"
-        values = ", ".join(f"{told:.4g} for {score:.4g}" for score, told in zip(x[chosen], y[chosen], strict=True))
-        text += f": {f'{slope:.4g} times these' if is_line else values}"
+        least = np.ptp(y) * UNTOLD_ROWS if wrong.name in WEIGHTS else 0.0
+        points = zip(x[chosen], y[chosen], np.maximum(errors[chosen], least), strict=True)
+        values = ", ".join(f"{shown(told, error)} for {score:.4g}" for score, told, error in points)
+        text += f": {f'{shown(slope, 2 * left / np.ptp(x))} times these' if is_line else values}"
         text += ", and a number of the row" if wrong.name in WEIGHTS else ""
         yield wrong.fact("score_curve", text, scores=x[chosen], told=y[chosen])
         return
@@ -106,8 +111,11 @@ def _points(wrong: Wrong, array: np.ndarray, *, without: bool) -> np.ndarray:
     return np.asarray(points[:, kept])
 
 
-def _on_one_curve(wrong: Wrong, array: np.ndarray, *, without: bool) -> tuple[np.ndarray, np.ndarray] | None:
-    """The right scaled scores and those that an array tells, where each is told by its neighbours; None if not."""
+def _on_one_curve(wrong: Wrong, array: np.ndarray, *, without: bool) -> tuple[np.ndarray, ...] | None:
+    """The right scaled scores, those that an array tells, where neighbours tell each of them, and the errors of these.
+
+    None if they are not told by their neighbours.
+    """
     points = _points(wrong, array, without=without)
     if points.shape[1] < FEWEST:
         return None
@@ -118,12 +126,12 @@ def _on_one_curve(wrong: Wrong, array: np.ndarray, *, without: bool) -> tuple[np
     slack = errors[inner] + (np.abs(weights) * errors[beside]).sum(axis=1)
     if wrong.name in WEIGHTS:
         y = y + _shifts(row, x, y, inner, beside, weights)[row]
-        slack = 2 * slack  # that of the shifts, which are means of these
+        slack, errors = 2 * slack, 2 * errors  # those of the shifts, which are means of these
     apart = np.abs((weights * y[beside]).sum(axis=1) - y[inner])
     known = slack <= np.std(y) / LONGER
     is_near = apart <= np.maximum(slack, np.ptp(y) * UNTOLD)
     is_curve = known.sum() >= FEWEST and np.count_nonzero(~is_near & known) <= max(BENDS, len(inner) // 1000)
-    return (x, y) if is_curve and known.sum() >= len(inner) / 2 else None
+    return (x, y, errors) if is_curve and known.sum() >= len(inner) / 2 else None
 
 
 def _of_neighbours(x: np.ndarray, beside: np.ndarray) -> np.ndarray:
@@ -156,18 +164,19 @@ def _shifts(
     return np.asarray(found)
 
 
-def _is_shift_of(curve: tuple[np.ndarray, np.ndarray], right: tuple[np.ndarray, np.ndarray]) -> bool:
-    """True if two curves differ by one number."""
-    apart = np.interp(curve[0], *right) - curve[1]
+def _is_shift_of(curve: tuple[np.ndarray, ...], right: tuple[np.ndarray, ...]) -> bool:
+    """True if two curves, see `_on_one_curve`, differ by one number."""
+    apart = np.interp(curve[0], right[0], right[1]) - curve[1]
     return bool(np.quantile(np.abs(apart - np.median(apart)), 0.9) <= np.std(right[1]) / 1000)
 
 
 def _other_cap(wrong: Wrong, cap: float) -> Iterator[Fact]:
-    """Capped by another function, or with another cap that is fitted to some rows."""
+    """Capped by another function, or with another cap that is fitted to some rows; the closest to these first."""
     tried = {f"the softcap times {name}, with x = score / softcap": (by, cap) for name, by in CAPS.items()}
-    other, error = _fitted(wrong, cap)
+    left = _errors_of_some(wrong)
+    other, error = _fitted(wrong, cap, partial(left, np.tanh))
     tried[f"c · tanh(score / c), with c = {shown(other, error)}"] = np.tanh, other
-    for name, (by, limit) in tried.items():
+    for name, (by, limit) in sorted(tried.items(), key=lambda one: float(np.square(left(*one[1])).sum())):
         predict = partial(_capped_by, wrong.name, by, limit)
         if said := told(wrong, predict, math.log2(len(CAPS)) + wrong.sums[3].max() * (limit != cap)):
             yield wrong.fact(
@@ -188,19 +197,31 @@ def _capped_by(
     return arrays[name], 1.0, 0
 
 
-def _fitted(wrong: Wrong, cap: float) -> tuple[float, float]:
-    """The cap that leaves the least errors of some rows, and how far it may be from the true one."""
+def _errors_of_some(wrong: Wrong) -> Callable[[Callable[[np.ndarray], np.ndarray], float], np.ndarray]:
+    """The function that returns the errors of some rows that are left beside a function and a cap."""
     batch, head, _ = (int(one[0]) for one in wrong.some(1))
     rows = np.flatnonzero(wrong.rows[batch, head])
     sample = Sample(np.array([batch]), np.array([head]), rows[:: -(-len(rows) // ROWS)])
     problem, sent = make_problem(wrong.case, sample), wrong.actual[sample.index]
 
-    def left(power: float) -> np.ndarray:
+    def left(function: Callable[[np.ndarray], np.ndarray], cap: float) -> np.ndarray:
         wrong.case.check()
-        found = _capped_by(wrong.name, np.tanh, cap * 2.0**power, problem, sent, sample)[0]
+        found = _capped_by(wrong.name, function, cap, problem, sent, sample)[0]
         return np.nan_to_num(sent - found, nan=0.0, posinf=0.0, neginf=0.0).ravel()
 
-    power = least_squares(left, np.arange(-4, 4.25, 0.5).tolist())
-    slope = float(np.abs(left(power + NEAR) - left(power)).max()) / NEAR
+    return left
+
+
+def _fitted(wrong: Wrong, cap: float, left: Callable[[float], np.ndarray]) -> tuple[float, float]:
+    """The cap that leaves the least errors of some rows, and how far it may be from the true one.
+
+    left: from a cap to the errors
+    """
+
+    def left_at(power: float) -> np.ndarray:
+        return left(cap * 2.0**power)
+
+    power = least_squares(left_at, np.arange(-4, 4.25, 0.5).tolist())
+    slope = float(np.abs(left_at(power + NEAR) - left_at(power)).max()) / NEAR
     found = cap * 2.0**power
     return found, found * wrong.tolerance / slope if slope else math.inf

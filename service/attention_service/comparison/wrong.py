@@ -31,8 +31,9 @@ DIGITS: Final = 5
 FEWEST: Final = 3
 # A number that is as uncertain as what it says tells nothing: it is so many times its error.
 TOLD: Final = 4.0
-# A number that may be 0, and is as little, is called 0.
-LITTLE: Final = 1e-3
+# The least and the largest number of all, and of those that are known.
+FROM_TO: Final = ", from {} to {}"
+IN_ONE: Final = ", as {} in one and {} in another"
 # Names of arrays in a sentence, where they differ.
 NOUNS: Final = {"output": "the output", "logsumexp": "the logsumexp"}
 
@@ -125,7 +126,7 @@ class Wrong:
         right = self.right if right is None else right
         by, added = (np.broadcast_to(one, self.rows.shape)[..., None] for one in (by, added))
         slack = np.maximum(1, np.abs(by[..., 0]))
-        if not self.sums[2].sum() - lost - right.shape[-1] * np.log2(slack[self.rows]).sum() >= BITS:
+        if not self.sums[2].sum() - lost >= BITS:
             return ""
         for at in (self.some(PROBED), ...):
             self.case.check()
@@ -134,7 +135,14 @@ class Wrong:
             close = (apart <= most * slack[at][..., None]).all(axis=-1)
             if not close[self.rows[at]].all():
                 return ""
+        if (slack > 1).any() and not self._bits_beyond(slack) - lost >= BITS:
+            return ""
         return self.every(is_wrong=not close.all())
+
+    def _bits_beyond(self, slack: np.ndarray) -> float:
+        """The bits of all errors, where those of a row may be so many times larger. slack: (b, h, q)"""
+        apart = distances(self.actual, self.right)
+        return float(bits_of(apart / (self.bounds * slack[..., None])).sum())
 
     def every(self, *, is_wrong: bool) -> str:
         """All rows, or all that are wrong, in a sentence: "in every wrong row", "for every key"."""
@@ -150,7 +158,7 @@ class Wrong:
         """(b, h, q): how far a factor of each row may be from the true one, as the row is known up to the tolerance."""
         slack = np.maximum(1, np.abs(np.broadcast_to(by, self.rows.shape)))
         found = np.divide(self.tolerance * slack, self.longest)
-        return np.where(self.rows & np.isfinite(found), found, np.inf)
+        return np.where(np.isfinite(found), found, np.inf)
 
     def fact(self, name: str, message: str, **numbers: Any) -> Fact:
         """A fact of this array, whose name is {} in the message."""
@@ -171,16 +179,41 @@ def shown(number: float, error: float) -> str:
     """
     if not error < math.inf:
         return "any number"
-    if 0 < abs(number) <= error < LITTLE:
-        return "0"
-    if not (number and error and math.isfinite(number)):
+    if not (error and math.isfinite(number)):
         return f"{number:.{DIGITS}g}"
     decimals = math.floor(-math.log10(2 * error))  # the last digit is wrong by half of itself at most
-    known = math.floor(math.log10(abs(number))) + 1 + decimals
+    if abs(number) <= error and decimals >= FEWEST:
+        return f"{0:.{min(decimals, DIGITS)}f}"
+    known = math.floor(math.log10(abs(number))) + 1 + decimals if number else 0
     for digits in range(min(known, DIGITS), known + 1) if known >= FEWEST else ():
         text = f"{number:#.{digits}g}".removesuffix(".")
         if float(text) != 1 or abs(number - 1) <= error:
             return text
     places = -math.floor(math.log10(error))
     unit = max(10.0**-places, TINY)
-    return f"{round(number, places):.{max(0, places)}f} ± {math.ceil(error / unit) * unit:g}"
+    return f"{round(number, places) + 0.0:.{max(0, places)}f} ± {math.ceil(error / unit) * unit:g}"  # no -0.0
+
+
+def ends(numbers: np.ndarray, errors: np.ndarray, *, every: bool, words: tuple[str, str] = (FROM_TO, IN_ONE)) -> str:
+    """The least and the largest of some numbers in words; "" if these may be the same.
+
+    every: True if these are all numbers that there are, for which the first words are
+    """
+    return ends_within(ranges_of(numbers, errors), every=every, words=words)
+
+
+def ranges_of(numbers: np.ndarray, errors: np.ndarray) -> np.ndarray:
+    """(2, 2), between which numbers the least of some numbers is, and the largest.
+
+    No single one may stand for all: another one that is known less may be beyond it.
+    """
+    low, high = numbers - errors, numbers + errors
+    return np.array([[low.min(), high.min()], [low.max(), high.max()]])
+
+
+def ends_within(ranges: np.ndarray, *, every: bool, words: tuple[str, str] = (FROM_TO, IN_ONE)) -> str:
+    """The words of `ends`, from what `ranges_of` returns."""
+    (least, most), (unsure, other) = ranges.mean(axis=1), np.diff(ranges)[:, 0] / 2
+    if not ranges[1, 0] - ranges[0, 1] > unsure + other:
+        return ""
+    return words[not every].format(shown(least, unsure), shown(most, other))

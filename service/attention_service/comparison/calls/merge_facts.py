@@ -14,7 +14,7 @@ from attention_service.comparison.calls.moves import Suspect
 from attention_service.comparison.calls.question import CallQuestion
 from attention_service.comparison.errors import distances
 from attention_service.comparison.rules import CORRECT
-from attention_service.comparison.wrong import BITS, bits_of
+from attention_service.comparison.wrong import BITS, bits_of, shown
 from attention_service.engines.call import Merge
 from attention_service.engines.partial import State, merge
 from attention_service.schemas.compare import Fact
@@ -102,7 +102,8 @@ def _fitted(call: Merge, right: State, sent: np.ndarray, limit: float, check: Ch
     if bits < BITS or first is None:
         return None
     row, head, weights = first
-    listed = ", ".join(f"{one:.3g}" for one in weights[:MOST])
+    errors = tolerance * np.linalg.norm(np.linalg.pinv(parts[row, head]), axis=1)
+    listed = ", ".join(map(shown, weights[:MOST].tolist(), errors.tolist()))
     message = f"Each wrong row is a sum of the parts by other weights: those of row {row}, head {head} are {listed}."
     numbers = {"row": [float(row)], "head": [float(head)], "weights": weights[:MOST].tolist()}
     return Fact(name="part_weights", array="output", message=message, numbers=numbers)

@@ -15,11 +15,14 @@ from attention_service.comparison.gradients.case import GradientCase
 from attention_service.comparison.gradients.judge import GradientTruth
 from attention_service.comparison.gradients.mutants.table import Wrong, is_softmax
 from attention_service.comparison.gradients.terms import MOST_SCORES, WrongGradient, as_rows, has_plain_sums
-from attention_service.comparison.wrong import TOLD, shown
+from attention_service.comparison.wrong import TOLD, ends
 from attention_service.schemas.compare import Fact
 
 # Multiplications of the solution for the sums of all rows that share a key: half a second.
 MOST_WORK: Final = 2**28
+# By how much D is off in all rows, or in those where that is known.
+FROM_TO: Final = " by {} to {}"
+IN_ONE: Final = " by {} in one row and {} in another"
 # Squares of singular values, of the largest one, below which sums of rows are not told apart.
 RANK: Final = 1e-12
 
@@ -75,17 +78,14 @@ def other_row_sums(wrong: WrongGradient, truth: GradientTruth) -> Iterator[Fact]
         squares = (weights @ weights.mT) * (query @ query.mT)
         inverse = np.linalg.pinv(squares, rcond=RANK, hermitian=True)
         added = (inverse @ np.vecdot(weights @ error, query)[..., None])[..., 0].reshape(case.delta.shape)
-        unsure = np.sqrt(np.abs(np.diagonal(inverse, axis1=-2, axis2=-1))).reshape(added.shape) * np.median(
-            wrong.limits
-        )
+        weights = weights * wrong.limits.max(axis=-1)[..., None, :]
+        inexact = inverse @ ((weights @ weights.mT) * (query @ query.mT)) @ inverse
+        unsure = np.sqrt(np.abs(np.diagonal(inexact, axis1=-2, axis2=-1))).reshape(added.shape)
     predicted = wrong.right - made(added)
     larger = np.abs(predicted).max(axis=-1, keepdims=True) / np.abs(wrong.right).max(axis=-1, keepdims=True)
-    known = TOLD * unsure < np.abs(added)
+    known = TOLD * unsure < np.abs(added).max()
     lost = np.count_nonzero(added) * wrong.sums[3].max()
     if known.any() and wrong.agrees(predicted, wrong.limits * np.fmax(1, larger), lost):
-        ends = [int(np.argmax(np.where(known, sign * added, -np.inf))) for sign in (-1, 1)]
-        numbers = " to ".join(shown(float(added.flat[at]), float(unsure.flat[at])) for at in ends)
-        text = (
-            f"{{}} is right for another D, the sum of output times its gradient in each row, which is off by {numbers}"
-        )
-        yield wrong.fact("row_sums", text, off_by=[added.flat[at] for at in ends])
+        text = "{} is right for another D, the sum of output times its gradient in each row, which is off"
+        text += ends(added[known], unsure[known], every=bool(known.all()), words=(FROM_TO, IN_ONE))
+        yield wrong.fact("row_sums", text, off_by=[added.min(), added.max()])

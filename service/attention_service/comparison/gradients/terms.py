@@ -381,11 +381,11 @@ def terms_of_scores(wrong: WrongGradient, truth: GradientTruth) -> Iterator[Fact
     sent = (wrong.actual[wrong.rows] / wrong.limits[wrong.rows]).ravel()
     times: np.ndarray = np.linalg.lstsq(rows.T, sent, rcond=None)[0]
     error = np.sqrt(np.diag(np.linalg.pinv(rows @ rows.T)))
-    times = np.where(np.abs(times - np.rint(times)) <= 4 * error + 1e-3, np.rint(times), times)
+    if (np.abs(times - np.rint(times)) <= 4 * error + 1e-3).all():  # whole numbers, which have no error
+        times, error = np.rint(times), 0 * error
     predicted = np.tensordot(times, np.stack(list(terms.values())), 1)
     widened = wrong.limits * max(1.0, float(np.abs(times).max()))
     if (times != 1).any() and wrong.agrees(predicted, widened, REAL_BITS * len(times)):
-        digits = np.where(times == np.rint(times), 0.0, error)  # whole numbers have no error
-        words = [f"{what} {shown(float(by), float(e))} times" for what, by, e in zip(terms, times, digits, strict=True)]
+        words = [f"{what} {shown(float(by), float(e))} times" for what, by, e in zip(terms, times, error, strict=True)]
         text = f"{{}} is made of a gradient of scores that has {', '.join(words)} in the place of once each"
         yield wrong.fact("terms", text, times=times)

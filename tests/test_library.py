@@ -261,8 +261,17 @@ def test_importing_the_service_does_not_import_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_the_package_has_eight_names() -> None:
-    functions = ["assert_attention", "assert_call", "attend", "call", "compare", "compare_call", "merge"]
+def test_the_package_has_nine_names() -> None:
+    functions = [
+        "assert_attention",
+        "assert_call",
+        "attend",
+        "call",
+        "compare",
+        "compare_call",
+        "judge_recording",
+        "merge",
+    ]
     assert attention_service.__all__ == ["__version__", *functions]
 
 

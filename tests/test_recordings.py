@@ -12,9 +12,9 @@ import pytest
 import safetensors.numpy
 
 from attention_service.cli import main
-from attention_service.commands.recordings import is_recording, parameters, read_recording
 from attention_service.engines.table import decode as decode_call
 from attention_service.errors import InvalidRequest, InvalidTensors, MissingField
+from attention_service.library.recordings import is_recording, parameters, read_recording
 from tests.helpers.flight_recorder import FlightRecorder
 
 # As str(inspect.signature(...)) writes them.

@@ -16,10 +16,12 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from attention_service import compare_call, judge_recording
 from attention_service.cli import main
-from attention_service.commands.recordings import RecordedCall, read_recording
 from attention_service.commands.terminal import CommandError, Progress
 from attention_service.commands.verdicts import judged, judged_in_parallel
+from attention_service.errors import InvalidRequest
+from attention_service.library.recordings import RecordedCall, read_recording
 from tests.helpers.documents import BLOCKS
 from tests.helpers.engine_calls import Draw
 from tests.helpers.engine_draws import DRAWS
@@ -268,6 +270,49 @@ def test_hostile_metadata_is_unreadable(tmp_path: Path) -> None:
         assert judged((0, call)).message.startswith("expected the tensor")
 
 
+def test_the_library_gives_the_report_of_each_call(tmp_path: Path) -> None:
+    """As compare_call does, one by one: what is judged later is read later."""
+    record_decoding(tmp_path, 4, {1}, **SMALL)
+    files = [folder / "outputs.safetensors" for folder in runs(tmp_path)]
+    cut(files[2], 20)
+    verdicts = judge_recording(tmp_path, reference=True)
+    found = [next(verdicts) for _ in range(3)]
+    files[3].unlink()
+    found += verdicts
+    assert [one.status for one in found] == ["correct", "wrong", "unreadable", "unreadable"]
+    assert [one.number for one in found] == [0, 1, 2, 3]
+    assert [one.name for one in found] == [folder.name for folder in runs(tmp_path)]
+    assert [one.mistake for one in found] == [None, "pages.batch_shifted", None, None]
+    assert ["truncated file" in found[2].message, "expected results" in found[3].message] == [True, True]
+    for verdict, call in zip(found[:2], read_recording(tmp_path).calls, strict=False):
+        expected = compare_call(call.function, actual=call.results(), reference=True, **call.arguments())
+        assert type(verdict.report) is type(expected)
+        assert repr(verdict.report) == repr(expected)
+        assert verdict.report is not None
+        assert verdict.report.model_dump_json() == expected.model_dump_json()
+    (alone,) = judge_recording(str(runs(tmp_path)[0]), tolerance={"rtol": 1e3, "atol": 1e3})
+    assert alone.report is not None
+    assert "yours" in [test.name for test in alone.report.tests]
+
+
+def test_the_library_warns_of_lost_lines(tmp_path: Path) -> None:
+    record_decoding(tmp_path, 1, **SMALL)
+    session = tmp_path / "session.jsonl"
+    session.write_bytes(session.read_bytes() + b'{"function_name": "single')
+    with pytest.warns(UserWarning, match="1 line of the recording cut off or unreadable") as warned:
+        verdicts = judge_recording(tmp_path)
+    assert [one.status for one in verdicts] == ["correct"]
+    assert warned[0].filename == __file__
+
+
+def test_the_library_refuses_what_is_no_recording(tmp_path: Path) -> None:
+    """When it is called, not with the first verdict."""
+    with pytest.raises(InvalidRequest, match=f"/path: expected the folder of a recording, got {tmp_path}"):
+        judge_recording(tmp_path)
+    with pytest.raises(InvalidRequest, match="/time_limit: expected"):
+        judge_recording(tmp_path, time_limit=-1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in DRAWS if name.startswith("flashinfer")])
 def test_random_calls_are_judged_as_recorded(name: str, tmp_path: Path) -> None:
@@ -358,6 +403,9 @@ def test_the_page_shows_lines_and_commands_as_they_are(
     monkeypatch.chdir(tmp_path)
     printed = in_one_process(capsys, monkeypatch, *blocks["sh"].split()[2:])[1]
     assert [form(line) for line in printed] == [form(line) for line in blocks["text"].splitlines()]
+    exec(blocks["python"], {})
+    line, said = capsys.readouterr().out.split("\n", 1)
+    assert (line, "a sequence reads the pages of its neighbour" in said) == (printed[1], True)
     (command,) = re.findall(r"run: attention-service (compare .*)", blocks["yaml"])
     status, lines = in_one_process(capsys, monkeypatch, *command.split()[1:])
     assert (status, lines[-1]) == (1, "compare calls: 1 passed, 1 failed, 0 skipped")

@@ -30,7 +30,6 @@ from typing import Any, Final
 import numpy as np
 
 from attention_service.backends.registry import Backends
-from attention_service.commands.recordings import read_recording
 from attention_service.commands.verdicts import judged as judged_recording
 from attention_service.comparison.calls.compare import compare_call
 from attention_service.comparison.calls.question import make_call_question
@@ -39,6 +38,7 @@ from attention_service.comparison.gradients.mutants import GRADIENT_MUTANTS
 from attention_service.comparison.mutants import MUTANTS
 from attention_service.engines.table import decode
 from attention_service.library import compare
+from attention_service.library.recordings import read_recording
 from attention_service.schemas.compare import CompareReport
 from tests.helpers.engine_calls import Draw
 from tests.helpers.engine_draws import DRAWS

@@ -5,9 +5,28 @@ from typing import TYPE_CHECKING, Any
 from attention_service.version import __version__
 
 if TYPE_CHECKING:
-    from attention_service.library import assert_attention, assert_call, attend, call, compare, compare_call, merge
+    from attention_service.library import (
+        assert_attention,
+        assert_call,
+        attend,
+        call,
+        compare,
+        compare_call,
+        judge_recording,
+        merge,
+    )
 
-__all__ = ["__version__", "assert_attention", "assert_call", "attend", "call", "compare", "compare_call", "merge"]
+__all__ = [
+    "__version__",
+    "assert_attention",
+    "assert_call",
+    "attend",
+    "call",
+    "compare",
+    "compare_call",
+    "judge_recording",
+    "merge",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -93,9 +93,11 @@ def run_compare(options: argparse.Namespace) -> int:
 
 def _run_recordings(options: argparse.Namespace, paths: list[Path], suite: str) -> int:
     """Print the verdicts on the calls of recordings, or the report on one of them. Errors: CommandError."""
-    from attention_service.commands.recordings import METADATA, chosen_call
-    from attention_service.commands.verdicts import print_verdicts, recorded_report
+    from attention_service.commands.recordings import chosen_call
+    from attention_service.commands.verdicts import print_verdicts
     from attention_service.library.calls import all_processors
+    from attention_service.library.recording_verdicts import recorded_report
+    from attention_service.library.recordings import METADATA
 
     for flag, value in (("--against", options.against), ("--torch", options.torch), ("--device", options.device)):
         if value:

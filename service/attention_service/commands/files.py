@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import io
 import json
-import mmap
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
-from zipfile import is_zipfile
 
 import numpy as np
 
 from attention_service.attention.arrays import BFLOAT16
-from attention_service.codecs.array_objects import as_numpy
 from attention_service.codecs.decoded import Decoded
 from attention_service.codecs.named_tensors import REQUEST, dotted_tensors, plain_fields
-from attention_service.codecs.safetensors import SafetensorsCodec, request_bytes
+from attention_service.codecs.safetensors import request_bytes
 from attention_service.codecs.table import CODECS
 from attention_service.errors import InvalidRequest, InvalidTensors, NotAcceptable, UnsupportedMediaType
 from attention_service.pipeline.json_fields import json_fields
@@ -43,6 +40,8 @@ def read_request(path: Path, names: Collection[str] = ()) -> Decoded:
     if path.suffix != ".pt":
         suffix, content = _content(path)
         return CODECS[_type(path, suffix, ".pt")].decode(content, MAX_BYTES)
+    from attention_service.library.tensor_files import read_torch
+
     fields = read_torch(path)
     if not isinstance(fields, Mapping):
         raise InvalidRequest.at("", "a dict of the request's fields", f"a tensor in {path.name}")
@@ -69,6 +68,8 @@ def read_arrays(path: Path, names: Collection[str]) -> dict[str, Any]:
     Errors: as of read_request.
     """
     if path.suffix == ".pt":
+        from attention_service.library.tensor_files import read_torch
+
         found = read_torch(path)
         fields = dict(found) if isinstance(found, Mapping) else {"output": found}
         return _chosen(fields, names)
@@ -83,16 +84,6 @@ def read_arrays(path: Path, names: Collection[str]) -> dict[str, Any]:
     if suffix == ".json" and content.lstrip()[:1] == b"[":
         content = b'{"output":' + content + b"}"
     return _chosen(CODECS[_type(path, suffix, ".npy", ".pt")].decode(content, MAX_BYTES).fields, names)
-
-
-def map_tensors(path: Path) -> dict[str, Any]:
-    """The tensors of a file in safetensors, which are read when they are used. Errors: as of read_request."""
-    with path.open("rb") as file:
-        try:
-            body = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except ValueError:  # an empty file
-            raise InvalidTensors.at("", "a file of tensors", f"an empty file {path.name}") from None
-    return SafetensorsCodec().decode(memoryview(body), MAX_BYTES).fields
 
 
 def write_request(fields: Mapping[str, Any], path: Path) -> None:
@@ -141,18 +132,3 @@ def _type(path: Path, suffix: str, *others: str) -> str:
     if suffix not in TYPES:
         raise UnsupportedMediaType.at("", f"a file {', '.join([*TYPES, *others])}", path.name)
     return TYPES[suffix]
-
-
-def read_torch(path: Path) -> Any:
-    """What torch saved in a file: a tensor, or a dict of tensors and numbers. Errors: InvalidRequest without torch.
-
-    Tensors are read when they are used, but for those in the format of torch before 1.6, which is no zip.
-    """
-    try:
-        import torch
-    except ModuleNotFoundError:
-        raise InvalidRequest.at("", "torch, to read a file .pt", "no torch", "pip install torch") from None
-    try:
-        return as_numpy(torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path)))
-    except Exception as error:  # pickle's and zipfile's errors, and torch's own
-        raise InvalidTensors.at("", "a file that torch saved, with tensors only", str(error)[:80]) from None

@@ -14,72 +14,25 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from attention_service.backends.base import Backend, no_check
-from attention_service.backends.base import Check as Callback
+from attention_service.backends.base import Backend
 from attention_service.backends.registry import Backends
 from attention_service.backends.threads import single_threaded_blas
 from attention_service.commands.formats import FORMATS, Check, Outcome
 from attention_service.commands.on_ray import ray_map
-from attention_service.commands.recordings import RecordedCall, Recording, is_recording, read_recording
 from attention_service.commands.terminal import FAILED, CommandError, Progress, reported
-from attention_service.comparison.calls.compare import compare_call
-from attention_service.comparison.calls.question import make_call_question
-from attention_service.comparison.calls.report import make_call_report
-from attention_service.engines.table import decode
-from attention_service.errors import ServiceError
-from attention_service.printable import printable
+from attention_service.library.recording_verdicts import CallVerdict, lost_lines, verdict_on
+from attention_service.library.recordings import RecordedCall, Recording, is_recording, read_recording
 from attention_service.render.drawing import counted
 from attention_service.runtime.machine import cpu_count
 from attention_service.runtime.process import end_with_parent
-from attention_service.schemas.compare import CompareReport
 
-Judge = Callable[[list[tuple[int, RecordedCall]]], Iterator["CallVerdict"]]
-UNREADABLE: Final = "unreadable"
-# What the name of a mistake that is not proved begins with.
-RESEMBLES: Final = "resembles "
+Judge = Callable[[list[tuple[int, RecordedCall]]], Iterator[CallVerdict]]
 OUTCOMES: Final[dict[str, Outcome]] = {"correct": "passed", "wrong": "failure", "imprecise": "failure"}
-
-
-@dataclass(frozen=True, slots=True)
-class CallVerdict:
-    """What is said of a recorded call.
-
-    number: as --call has it; name: its folder; function: as `call` names it
-    status: of its verdict, or unreadable; sequences, ratio: None for an unreadable call
-    mistake: that it shows; message: where it is wrong, or why nothing can be said
-    """
-
-    number: int
-    name: str
-    function: str
-    status: str
-    sequences: int | None = None
-    ratio: float | None = None
-    mistake: str | None = None
-    message: str = ""
-
-    def __str__(self) -> str:
-        sequences = "" if self.sequences is None else f", {counted(self.sequences, 'sequence')}"
-        said = [f"{self.function}{sequences}", *filter(None, [self.mistake, self.message])]
-        return printable(f"{self.number:>4} {self.status:12} {self.name}: {'; '.join(said)}")
-
-    @property
-    def is_open(self) -> bool:
-        """True if more can be said of the call: no mistake is proved, or the call is too weak to tell."""
-        is_proved = self.mistake is not None and not self.mistake.startswith(RESEMBLES)
-        return self.status == "inconclusive" or (self.status in ("wrong", "imprecise") and not is_proved)
-
-    @property
-    def check(self) -> Check:
-        """The verdict as a check of continuous integration."""
-        outcome = OUTCOMES.get(self.status, "skipped")
-        message = "; ".join(filter(None, [self.mistake, self.message]))
-        return Check(f"{self.number} {self.name}", outcome, message, "" if outcome == "passed" else str(self))
 
 
 def print_verdicts(paths: Sequence[Path], suite: str, format_name: str, *, on_ray: bool = False) -> int:
@@ -104,29 +57,18 @@ def print_verdicts(paths: Sequence[Path], suite: str, format_name: str, *, on_ra
             folder = paths[0] / verdict.name if len(paths) == 1 else Path(verdict.name)
             print(f"next: attention-service compare {shlex.quote(str(folder))}  # all that is said of this call")
     elif format_name == "json":
-        found = {"calls": [asdict(one) for one in verdicts], "counts": counts, "other_functions": others, "lost": lost}
+        found = {"calls": [_fields(one) for one in verdicts], "counts": counts, "other_functions": others, "lost": lost}
         print(json.dumps(found, indent=2))
     else:
-        cut = [Check("lost lines", "skipped", _lost(lost))] if lost else []
-        print(FORMATS[format_name](suite, [*(one.check for one in verdicts), *cut]))
+        cut = [Check("lost lines", "skipped", lost_lines(lost))] if lost else []
+        print(FORMATS[format_name](suite, [*(_check_of(one) for one in verdicts), *cut]))
     if counts["wrong"] or counts["imprecise"]:
         return 1
     return 0 if verdicts and counts["correct"] == len(verdicts) and not lost else 2
 
 
-def recorded_report(
-    call: RecordedCall, backend: Backend, check: Callback = no_check, *, is_brief: bool = False
-) -> CompareReport:
-    """The report on a recorded call. Arguments: as of compare_call and CallQuestion
-
-    Errors: InvalidRequest of every kind, OSError, and what `check` raises.
-    """
-    question = make_call_question(call.function, decode(call.function, call.arguments()), call.results())
-    return make_call_report(compare_call(replace(question, is_brief=is_brief), backend, check))
-
-
 def _read(path: Path) -> Recording:
-    if not path.is_dir() or not is_recording(path):
+    if not is_recording(path):
         raise CommandError(f"{path}: expected the folder of a recording", FAILED)
     return read_recording(path.resolve())
 
@@ -173,39 +115,27 @@ def _start_process() -> None:
 
 
 def judged(numbered: tuple[int, RecordedCall]) -> CallVerdict:
-    """The verdict on a recorded call. numbered: its number, and the call"""
-    number, call = numbered
-    about = CallVerdict(number, call.name, call.function, UNREADABLE)
-    try:
-        with single_threaded_blas():
-            report = recorded_report(call, _backend(), is_brief=True)
-    except ServiceError as error:
-        return replace(about, message=str(error))
-    except OSError as error:
-        return replace(about, message=f"{error.filename}: {error.strerror}")
-    except MemoryError:
-        return replace(about, message="the machine has too little memory for this call")
-    status = report.verdict.status
-    about = replace(about, status=status, sequences=report.metadata["batch_size"], ratio=report.verdict.ratio)
-    if status == "correct":
-        return about
-    place = report.where[0].message if report.where else report.verdict.message
-    return replace(about, mistake=_mistake(report), message=place)
-
-
-def _mistake(report: CompareReport) -> str | None:
-    """The first mistake that a report names, and others that have the same answer."""
-    if not report.hypotheses:
-        return None
-    first = report.hypotheses[0]
-    names = " or ".join([first.name, *first.also])
-    return names if first.certainty == "proof" else f"{RESEMBLES}{names}"
+    """The verdict on a recorded call, in short, without its report. numbered: its number, and the call"""
+    with single_threaded_blas():
+        return replace(verdict_on(*numbered, _backend(), is_brief=True), report=None)
 
 
 @cache
 def _backend() -> Backend:
     """The backend of a process, of one thread."""
     return Backends(threads=1).choose("numpy", "cpu")
+
+
+def _check_of(verdict: CallVerdict) -> Check:
+    """The verdict as a check of continuous integration."""
+    outcome = OUTCOMES.get(verdict.status, "skipped")
+    message = "; ".join(filter(None, [verdict.mistake, verdict.message]))
+    return Check(f"{verdict.number} {verdict.name}", outcome, message, "" if outcome == "passed" else str(verdict))
+
+
+def _fields(verdict: CallVerdict) -> dict[str, Any]:
+    """The verdict as JSON has it, which has no reports."""
+    return {name: value for name, value in asdict(verdict).items() if name != "report"}
 
 
 def _summary(counts: Counter[str], others: int, lost: int) -> str:
@@ -215,9 +145,5 @@ def _summary(counts: Counter[str], others: int, lost: int) -> str:
     if others:
         said.append(f"{counted(others, 'call')} of other functions")
     if lost:
-        said.append(_lost(lost))
+        said.append(lost_lines(lost))
     return "; ".join(said)
-
-
-def _lost(lost: int) -> str:
-    return f"{counted(lost, 'line')} of the recording cut off or unreadable"

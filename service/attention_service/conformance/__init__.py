@@ -4,8 +4,8 @@
 - requests: which corners a suite has, and the request of each
 - suite: cases, each a request with its exact answer and its tolerances
 - files: a suite as safetensors files with an index, for programs that do not have this service
-- target: the implementation, a callable; gradients: how it is asked for them; judge: is its answer to a case right;
-  runner: its answers to a whole suite
+- target: the implementation, a callable; arguments: what it is called with; gradients: how it is asked for them;
+  judge: is its answer to a case right; runner: its answers to a whole suite
 - law_checks: what holds for every right function, checked without a reference
 - addressing_laws: what holds for every right function of another library, with ragged batches and paged caches
 - call_arguments: how the arguments of such functions hold sequences, and parts of them

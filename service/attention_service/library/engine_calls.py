@@ -1,11 +1,16 @@
-"""compare_call() and assert_call(): what functions of other libraries return, judged by their own arguments."""
+"""compare_call(), assert_call() and judge_recording(): what functions of other libraries return, judged by their own
+arguments.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -16,11 +21,13 @@ from attention_service.errors import InvalidRequest, InvalidValue, MissingField
 from attention_service.library import calls
 from attention_service.library.assertion import checked
 from attention_service.library.engines import CallResult, called
-from attention_service.schemas.compare import CompareReport
+from attention_service.schemas.compare import CompareReport, Judging
 from attention_service.schemas.names import near
+from attention_service.schemas.validate import validate
 
 if TYPE_CHECKING:
     from attention_service.comparison.calls.question import CallQuestion
+    from attention_service.library.recording_verdicts import CallVerdict
     from attention_service.library.report import Report
 
 # The packages of a library, the first that a module is in, with the version that they are of.
@@ -118,6 +125,48 @@ def assert_call(
         return checked(report, None)
     except InvalidRequest as error:
         raise error.with_traceback(None) from None
+
+
+def judge_recording(
+    path: str | os.PathLike[str],
+    /,
+    *,
+    tolerance: Mapping[str, Any] | None = None,
+    legal: Sequence[str] | None = None,
+    time_limit: float | None = None,
+    reference: bool | None = None,
+) -> Iterator[CallVerdict]:
+    """The verdicts on the calls that the flight recorder of FlashInfer wrote, one by one, in their order.
+
+        for verdict in judge_recording("calls"):
+            verdict.status, verdict.mistake, verdict.report
+
+    `report` is that of `compare_call`, with arrays in the axes of the function. A call is read and judged when its
+    verdict is asked for. One that cannot be read is `unreadable`: it has no report, and `message` says why.
+
+    Args:
+        path: The folder of a recording, or of one call in it: docs/engine-answers.md says how to make one. The format
+            is that of flashinfer/api_logging.py, 0.7.2.
+        tolerance, legal, time_limit, reference: As of `compare_call`, for each call.
+
+    Warns: UserWarning if lines of the recording are cut off, whose calls may be missing.
+    Errors: attention_service.errors.InvalidRequest for a folder without a recording, and other arguments; OSError.
+    """
+    __tracebackhide__ = True
+    from attention_service.library.recording_verdicts import lost_lines, verdicts_on
+    from attention_service.library.recordings import is_recording, read_recording
+
+    try:
+        given = {"tolerance": tolerance, "legal": legal, "time_limit": time_limit, "reference": reference}
+        judging = validate(Judging, as_numpy({name: value for name, value in given.items() if value is not None}))
+        if not is_recording(Path(path)):
+            raise InvalidValue.at("/path", "the folder of a recording", str(path))
+        recording = read_recording(Path(path).resolve())
+    except InvalidRequest as error:
+        raise error.with_traceback(None) from None
+    if recording.lost:
+        warnings.warn(lost_lines(recording.lost), stacklevel=2)
+    return verdicts_on(recording.calls, judging)
 
 
 def _question(

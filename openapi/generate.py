@@ -53,28 +53,29 @@ PROTOCOLS = ("inference.proto", "health.proto")
 INFERENCE = ROOT / "service" / "attention_service" / "codecs" / "oip"
 # Characters of a line of the examples, unless an array takes more.
 LINE = 120
-# The cases that the API document shows, by what they demonstrate; of the first with its answer.
-EXAMPLES = ("animals_two_queries", "causal", "self_attention_scaled", "multihead", "six_tokens_trained")
+# The first example of the API document, whose answer it shows, too.
+SMALLEST = {"query": [[1.0, 0.0], [0.0, 1.0]], "key": [[1.0, 0.0], [0.0, 1.0]], "value": [[1.0, 2.0], [3.0, 4.0]]}
+# The golden cases that it shows beside it.
+EXAMPLES = ("animals_two_queries", "six_tokens_trained")
 
 
 def examples() -> str:
-    """The requests of some golden cases as OpenAPI examples. They ship with the package, the cases do not."""
+    """The smallest request and those of some golden cases, as OpenAPI examples. They ship with the package."""
     cases = {name: json.loads((CASES / f"{name}.json").read_text(encoding="utf-8")) for name in EXAMPLES}
     shown = {name: {"summary": case["title"], "value": case["request"]} for name, case in cases.items()}
-    return compact(shown) + "\n"
+    return compact({"smallest": {"summary": "Two queries, two keys", "value": SMALLEST}} | shown) + "\n"
 
 
 def example_answer() -> str:
-    """The answer to the first of them, to eight decimals: the last ones differ from machine to machine."""
+    """The answer to the smallest request, to eight decimals: the last ones differ from machine to machine."""
     request, result = example(Engine(Settings.model_construct()))
     fields = answer(request.shared.spec, result, request_id="5f0c2a9e7d1b4e6f8a3c0d9b7e5f1a2c")
     return compact(json.loads(json.dumps(fields, default=lambda array: array.round(8).tolist()))) + "\n"
 
 
 def example(engine: Engine) -> tuple[PreparedRequest, Result]:
-    """The first of them, prepared, and its result."""
-    request = json.loads((CASES / f"{EXAMPLES[0]}.json").read_text(encoding="utf-8"))["request"]
-    prepared = engine.attention.prepare(CODECS["application/json"].decode(json.dumps(request).encode(), 2**20))
+    """The smallest request, prepared, and its result."""
+    prepared = engine.attention.prepare(CODECS["application/json"].decode(json.dumps(SMALLEST).encode(), 2**20))
     return prepared, engine.attention.compute(prepared, no_check)
 
 

@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-SILENT = ("description", "default")
+# What is said to people, and that a body has no other fields.
+SILENT = ("description", "default", "unevaluatedProperties")
 
 
 def promises(document: dict[str, Any]) -> set[str]:

@@ -34,6 +34,10 @@ JSON: Final = "application/json"
 OCTETS: Final = "application/octet-stream"
 REFERENCE = "#/components/schemas/{model}"
 SECURITY: Final = "bearer"
+# The fields of a request that most people use, which stand before all others.
+FIRST: Final = ("query", "key", "value", "input", "is_causal", "mask", "scale", "layout", "include", "dtype")
+# Stands where a request is sent, not in its schema: a request that extends another one has more fields.
+CLOSED: Final = {"unevaluatedProperties": False}
 # Sets of names that become types, each with what it is.
 ENUMS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "Layout": (get_args(spec.Layout), "Axes of an array, in order: b batch, h heads, l tokens, d features."),
@@ -89,12 +93,13 @@ Responses = dict[int | str, dict[str, Any]]
 
 
 def problems(*statuses: int, media_type: str = MEDIA_TYPE, model: type[BaseModel] = Problem) -> Responses:
-    """Problem responses for these statuses. The description of each lists its problem codes."""
+    """Problem responses for these statuses. The description of each has the titles of its problem codes."""
     found: Responses = {}
     for status in statuses:
         kinds = [kind for kind in error_classes().values() if kind.status == status]
-        lines = "\n".join(f"- `{kind.code}`: {kind.description()}" for kind in kinds)
-        found[status] = {"description": lines, "content": {media_type: {"schema": _reference(model)}}}
+        titles = [f"{kind.title} (`{kind.code}`)" if model is Problem else kind.title for kind in kinds]
+        content = {media_type: {"schema": _reference(model)}}
+        found[status] = {"description": f"{'; '.join(titles)}.", "content": content}
     return found
 
 
@@ -107,7 +112,8 @@ def documentation(row: TensorOperation) -> dict[str, Any]:
     """What the API document says of an operation on tensors, as arguments of FastAPI."""
     name = row.operation.__name__
     first, *words = name.split("_")
-    requests = {JSON: {"schema": _reference(row.request), "examples": _file(f"{name}.json")}} | _tensors("request")
+    body = {"schema": _reference(row.request) | CLOSED, "examples": _file(f"{name}.json")}
+    requests = {JSON: body} | _tensors("request")
     responses = {JSON: {"example": _file(row.example)}} if row.example else {}
     responses |= {media_type: DESCRIBED[media_type] for media_type in row.media_types if media_type != JSON}
     return {
@@ -173,18 +179,17 @@ def build(app: FastAPI) -> dict[str, Any]:
             name: {"description": description, "required": True, "schema": {"type": kind}}
             for name, (kind, description) in HEADERS.items()
         }
-        operations = []
+        shared = document["components"]["responses"] = {}
         for path in document["paths"].values():
             for method, operation in path.items():
-                operations.append(operation)
+                if "HTTPValidationError" in str(operation["responses"].get("422")):  # no operation answers so
+                    del operation["responses"]["422"]
                 _add_headers(operation["responses"], is_tensor_operation=method == "post")
+                _share_errors(operation["responses"], shared)
+                for parameter in operation.get("parameters", ()):
+                    parameter["schema"] = _simplified(parameter["schema"])
         _add_security(document, app.state.settings)
         _add_models(document["components"]["schemas"])
-        for operation in operations:
-            if "HTTPValidationError" in str(operation["responses"].get("422")):  # no operation answers so
-                del operation["responses"]["422"]
-            for parameter in operation.get("parameters", ()):
-                parameter["schema"] = _simplified(parameter["schema"])
     assert app.openapi_schema is not None
     return app.openapi_schema
 
@@ -211,9 +216,19 @@ def _add_headers(responses: dict[str, Any], *, is_tensor_operation: bool) -> Non
         own.update({name: {"$ref": f"#/components/headers/{name}"} for name in names})
 
 
+def _share_errors(responses: dict[str, Any], shared: dict[str, Any]) -> None:
+    """Put the error responses of an operation among those that all operations share, and refer to them."""
+    for status, response in responses.items():
+        if status >= "400":
+            (content,) = response["content"].values()
+            name = content["schema"]["$ref"].rpartition("/")[2] + status
+            shared[name] = response
+            responses[status] = {"$ref": f"#/components/responses/{name}"}
+
+
 def _add_models(schemas: dict[str, Any]) -> None:
     """Add models and named enums that FastAPI does not see; drop its validation errors, which are never sent."""
-    requests = (row.request for row in OPERATIONS.values())
+    requests = [row.request for row in OPERATIONS.values()]
     models: list[type[BaseModel]] = [Problem, InferenceError, *requests, InferenceRequest]
     for model in models:
         described = model.model_json_schema(ref_template=REFERENCE)
@@ -222,8 +237,27 @@ def _add_models(schemas: dict[str, Any]) -> None:
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     schemas.update({name: _simplified(schema) for name, schema in schemas.items()})
+    for model in reversed(requests):  # those that extend others come after them
+        schema = schemas[model.__name__]
+        del schema["additionalProperties"]
+        schema["properties"] = dict(sorted(schema["properties"].items(), key=_rank))
+        base = next((base for base in model.__mro__[1:] if base in requests), None)
+        if base is not None:
+            schemas[model.__name__] = _extension(schema, base, schemas[base.__name__])
     for name, (values, description) in ENUMS.items():
         schemas[name] = {"type": "string", "enum": [*values], "description": description}
+
+
+def _rank(field: tuple[str, Any]) -> int:
+    """The place of a field among those that most people use, or the one after them."""
+    return FIRST.index(field[0]) if field[0] in FIRST else len(FIRST)
+
+
+def _extension(schema: dict[str, Any], base: type[BaseModel], inherited: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a request that extends another one, with only the fields that the other one has not."""
+    known = inherited["properties"].items()
+    own = dict(item for item in schema["properties"].items() if item not in known)
+    return schema | {"allOf": [_reference(base)], "properties": own}
 
 
 def _simplified(schema: Any) -> Any:

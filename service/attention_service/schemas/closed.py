@@ -21,11 +21,16 @@ def too_long(at: str = "") -> PydanticCustomError:
     return PydanticCustomError("invalid_value", "{expected}", texts)
 
 
-def unwrapped(schema: dict[str, Any]) -> None:
-    """Join the lines of the descriptions of fields, which are docstrings, in a schema of the API document."""
+def shortened(schema: dict[str, Any]) -> None:
+    """Leave the first sentence of the descriptions of fields in a schema, and of their defaults but none.
+
+    The descriptions are docstrings, which docs/ and the functions of the library have as a whole.
+    """
     for field in schema.get("properties", {}).values():
         if "description" in field:  # a reference to a model has none yet
-            field["description"] = " ".join(field["description"].split())
+            meaning, _, default = " ".join(field["description"].split()).partition(" Default: ")
+            sentences = [meaning, f"Default: {default}"] if default and not default.startswith("none") else [meaning]
+            field["description"] = " ".join(f"{text.partition('. ')[0].rstrip('.')}." for text in sentences)
 
 
 def _kinds(annotation: Any) -> set[Any]:
@@ -47,7 +52,7 @@ class Closed(BaseModel):
         arbitrary_types_allowed=True,
         allow_inf_nan=False,
         use_attribute_docstrings=True,
-        json_schema_extra=unwrapped,
+        json_schema_extra=shortened,
     )
 
     elsewhere: ClassVar[dict[str, str]] = {}

@@ -77,7 +77,7 @@ class Projection(Part):
     output: LinearMap | None = None
     """Maps the joined heads, num_heads x value_dim features, to the output. Rank 2 only. Default: the identity."""
     gate: GateMap | None = None
-    """Maps the source of the query to gates, by which head outputs are multiplied before the output map, as in
+    """Maps the source of the query to gates, by which head outputs are multiplied before the output map. As in
     Qwen3-Next. Default: no gates."""
 
 
@@ -85,8 +85,9 @@ class Norm(Part):
     """Normalisation of features: x / sqrt(mean(x²) + eps) · weight + bias, for layer after the mean is subtracted."""
 
     kind: spec.NormKind | None = "rms"
-    """rms ([Zhang & Sennrich 2019](https://arxiv.org/abs/1910.07467)), or layer: the mean is subtracted first
-    ([Ba et al. 2016](https://arxiv.org/abs/1607.06450))."""
+    """rms, or layer: the mean is subtracted first. rms is by
+    [Zhang & Sennrich 2019](https://arxiv.org/abs/1910.07467), layer by
+    [Ba et al. 2016](https://arxiv.org/abs/1607.06450)."""
     over: spec.NormOver | None = "head"
     """head: over the features of each head; all: over those of all heads of a token, as before they are split."""
     position: spec.NormPosition | None = "before"
@@ -128,8 +129,8 @@ class RelativeKeys(Part):
     first: int | None = None
     """The distance j - i - query_offset of the first key. Default: minus half of the number of distances."""
     query_bias: Matrix | None = None
-    """(num_heads, head_dim), added to the queries for these products only: v - u of Transformer-XL, whose u is added to
-    the query, or to `projection.query.bias`. Default: none."""
+    """(num_heads, head_dim), added to the queries for these products only. It is v - u of Transformer-XL, whose u is
+    added to the query, or to `projection.query.bias`. Default: none."""
 
 
 class Window(Part):
@@ -192,30 +193,31 @@ class AttentionRequest(Closed):
     value_norm: Norm | None = None
     """Normalises the new values, not those of the past. Default: none."""
     output_norm: Norm | None = None
-    """Normalises the head outputs, before gates and output map; over all heads as in
+    """Normalises the head outputs, before gates and output map. Over all heads as in
     [BitNet](https://arxiv.org/abs/2402.17764). A row without a visible key becomes the bias. Default: none."""
     clip_qkv: float | None = None
-    """Above 0: query, new keys and new values are clipped to -clip_qkv … clip_qkv, as in OLMo and DBRX: after maps and
+    """Above 0: query, new keys and new values are clipped to -clip_qkv … clip_qkv. As in OLMo and DBRX: after maps and
     norms, before rotary and norms that follow it. The past is not clipped again. Default: none."""
     rotary: Rotary | None = None
-    """Rotates query and new keys ([Su et al. 2021](https://arxiv.org/abs/2104.09864)). Default: none."""
+    """Rotates query and new keys by their positions. From [Su et al. 2021](https://arxiv.org/abs/2104.09864). Default:
+    none."""
     relative_keys: RelativeKeys | None = None
-    """A key for each distance of query and key ([Shaw et al. 2018](https://arxiv.org/abs/1803.02155),
-    [Dai et al. 2019](https://arxiv.org/abs/1901.02860)). Default: none."""
+    """A key for each distance of query and key. From [Shaw et al. 2018](https://arxiv.org/abs/1803.02155) and
+    [Dai et al. 2019](https://arxiv.org/abs/1901.02860). Default: none."""
     scale: NumberOrNumbers | None = None
     """Factor on the scores: one number, or (num_heads,). 1 means unscaled; 0 and less are legal. Default:
     1/sqrt(head_dim)."""
     softcap: float | None = None
     """Above 0: scores become softcap · tanh(scaled / softcap), before bias and mask. Default: none."""
     bias: Bias | None = None
-    """Numbers added to the scaled (and capped) scores, with the axes of `mask`. null is minus infinity, which hides a
+    """Numbers added to the scaled (and capped) scores, with the axes of `mask`; null is minus infinity, which hides a
     key. Only 0 and 1 are added like any other, with the warning bias_looks_like_mask. Default: none."""
     alibi_slopes: Vector | None = None
-    """(num_heads,): adds -slope · |i + query_offset - j| to the score of query i and key j
-    ([Press et al. 2021](https://arxiv.org/abs/2108.12409)). Default: none."""
+    """(num_heads,): adds -slope · |i + query_offset - j| to the score of query i and key j. From
+    [Press et al. 2021](https://arxiv.org/abs/2108.12409). Default: none."""
     mask: Mask | None = None
-    """Booleans; true: the query attends to the key. Broadcast to the score matrices as returned: rank 1 is k, rank 4
-    starts with b, h, rank 3 is per head if there are b and h. A key is visible only if every mask allows it. Default:
+    """Booleans, broadcast to the score matrices; true: the query attends to the key. The axes are those of matrices as
+    returned: rank 1 is k, rank 4 starts with b, h, rank 3 is per head if there are b and h. A key is visible only if every mask allows it. Default:
     none."""
     key_mask: KeyMask | None = None
     """Booleans; true: the key is visible. (k,) for all rows, or (b, k). Default: none."""
@@ -224,11 +226,11 @@ class AttentionRequest(Closed):
     query_offset: IntegerOrIntegers | None = None
     """Position of the first query among the keys, for is_causal, window, chunk_size, alibi_slopes and
     relative_keys: one integer, or (b,). 0 aligns the first query with the first key, k - q the last with the last.
-    Default: the length of the past. Required if there is no past and q differs from k."""
+    Default: the length of the past; required if there is no past and q differs from k."""
     window: Window | None = None
     """Hides keys that are far from the query. Default: no keys."""
     chunk_size: int | None = None
-    """At least 1: query i attends only to keys j with (i + query_offset) // chunk_size = j // chunk_size, as in
+    """At least 1: query i attends only to keys j with (i + query_offset) // chunk_size = j // chunk_size. As in
     Llama 4. Default: no chunks."""
     query_lengths: IntegerOrIntegers | None = None
     """How many queries are not padding: one integer, or (b,). Weights and outputs of the padding are 0. Default:
@@ -244,11 +246,11 @@ class AttentionRequest(Closed):
     keys."""
     sinks: Vector | None = None
     """(num_heads,), or [b,] h, q in every layout: one logit per head, or per query of each head, that is part of the
-    softmax and dropped after it, so that weights sum to less than 1. Default: none."""
+    softmax and dropped after it. Weights then sum to less than 1. Default: none."""
     normalization: spec.Normalization | None = "softmax"
-    """softmax; sum: the visible scores divided by their sum, so that weights may be negative; or sigmoid:
-    1 / (1 + exp(-x)) of each visible score ([Ramapuram et al. 2024](https://arxiv.org/abs/2409.04431)). sum and sigmoid
-    exclude logsumexp, entropy, sinks and weights_without_sinks."""
+    """softmax; sum: the visible scores divided by their sum; or sigmoid: 1 / (1 + exp(-x)) of each visible score.
+    Weights of sum may be negative; sigmoid is from [Ramapuram et al. 2024](https://arxiv.org/abs/2409.04431). sum and
+    sigmoid exclude logsumexp, entropy, sinks and weights_without_sinks."""
     gate: Gate | None = None
     """Gates, activated already, which the head outputs are multiplied by before the output map: [b,] h, q, value_dim or
     [b,] h, q, 1, in every layout. Not beside projection.gate. A row without a visible key stays 0. Default: none."""

@@ -56,7 +56,7 @@ LINE = 120
 # The first example of the API document, whose answer it shows, too.
 SMALLEST = {"query": [[1.0, 0.0], [0.0, 1.0]], "key": [[1.0, 0.0], [0.0, 1.0]], "value": [[1.0, 2.0], [3.0, 4.0]]}
 # The golden cases that it shows beside it.
-EXAMPLES = ("animals_two_queries", "six_tokens_trained")
+EXAMPLES = ("animals_two_queries",)
 
 
 def examples() -> str:

@@ -46,10 +46,10 @@ ENUMS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "Backend": (get_args(spec.Backend), "The backend that computes the request."),
     "Normalization": (get_args(spec.Normalization), "How scores become weights."),
     "Activation": (get_args(spec.Activation), "What makes gates of numbers; none leaves them as they are."),
-    "NormKind": (get_args(spec.NormKind), "What features are divided by, and whether their mean is subtracted before."),
-    "NormOver": (get_args(spec.NormOver), "The features that are normalised together."),
+    "NormKind": (get_args(spec.NormKind), "The kind of a norm."),
+    "NormOver": (get_args(spec.NormOver), "Features that are normalised together."),
     "NormPosition": (get_args(spec.NormPosition), "Whether a norm comes before or after the rotation."),
-    "IncludedOutput": (get_args(spec.Included), "An output that can be requested in addition to output and metadata."),
+    "IncludedOutput": (get_args(spec.Included), "An output that can be requested."),
     "CallOutput": (get_args(CallOutput), "A result of a call that can be asked for, beside its output."),
     "WhichGradients": (get_args(spec.AllGradients), "Which gradients a request asks for."),
     "Encoding": (get_args(Encoding), "How JSON holds arrays."),
@@ -93,13 +93,13 @@ Responses = dict[int | str, dict[str, Any]]
 
 
 def problems(*statuses: int, media_type: str = MEDIA_TYPE, model: type[BaseModel] = Problem) -> Responses:
-    """Problem responses for these statuses. The description of each has the titles of its problem codes."""
+    """Problem responses for these statuses. The description of each has its codes, or their titles."""
     found: Responses = {}
     for status in statuses:
         kinds = [kind for kind in error_classes().values() if kind.status == status]
-        titles = [f"{kind.title} (`{kind.code}`)" if model is Problem else kind.title for kind in kinds]
+        names = [kind.code if model is Problem else kind.title for kind in kinds]
         content = {media_type: {"schema": _reference(model)}}
-        found[status] = {"description": f"{'; '.join(titles)}.", "content": content}
+        found[status] = {"description": f"{'; '.join(names)}.", "content": content}
     return found
 
 
@@ -163,7 +163,7 @@ def _octets() -> dict[str, Any]:
 
 def _tensors(what: str) -> dict[str, Any]:
     """The binary media types of all codecs. what: request or response"""
-    description = f"The {what}: arrays as tensors named like their fields (nested ones dotted), the rest as JSON text."
+    description = f"The {what}: arrays by the names of their fields, the rest as JSON text (docs/formats.md)."
     return {name: _binary(description) for name in CODECS if name != JSON}
 
 

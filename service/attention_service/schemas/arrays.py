@@ -53,23 +53,23 @@ ElementType = Literal[
 
 
 class EncodedTensor(BaseModel):
-    """A typed array: the bytes of its elements in base64."""
+    """A typed array."""
 
-    dtype: ElementType = Field(description="Type of the elements. bool takes one byte per element.")
+    dtype: ElementType
     shape: list[Annotated[int, Field(ge=0)]] = Field(description="Length of each axis.")
     data: str = Field(
-        description="Base64 of the elements, little-endian and row-major, exactly as many bytes as the shape needs.",
+        description="Base64 of the elements, little-endian and row-major; bool takes a byte.",
         json_schema_extra={"contentEncoding": "base64"},
     )
 
 
 class NestedTensor(RootModel[list[Any]]):
-    """An array as nested lists, rectangular, row-major. Its numbers have no type of their own."""
+    """A rectangular array as nested lists."""
 
 
 # How the API document describes arrays.
 Tensor = TypeAliasType(
-    "Tensor", Annotated[EncodedTensor | NestedTensor, Field(description="An array. The field describes its axes.")]
+    "Tensor", Annotated[EncodedTensor | NestedTensor, Field(description="An array.")]
 )
 IntegerOrTensor = TypeAliasType(
     "IntegerOrTensor",

@@ -15,18 +15,18 @@ ProblemCode = Annotated[str, Field(json_schema_extra={"enum": [*error_classes()]
 class ProblemFault(BaseModel):
     """One fault of a request."""
 
-    pointer: str = Field(description="JSON pointer to the place in the request; empty for the body as a whole.")
+    pointer: str = Field(description="JSON pointer to the place; empty for the body as a whole.")
     code: ProblemCode = Field(description="Stable code of this fault.")
     expected: str = Field(description="What would have been valid.")
-    got: str = Field(description="What came instead, in at most a few dozen characters.")
+    got: str = Field(description="What came instead.")
     hint: str | None = Field(None, description="How to correct it.")
 
 
 class Problem(BaseModel):
     """Problem details (RFC 9457, application/problem+json)."""
 
-    type: str = Field(description="URI reference of the problem type: /problems/ and the code.")
-    title: str = Field(description="The problem type in words; the same for the same code.")
+    type: str = Field(description="/problems/ and the code.")
+    title: str = Field(description="The code in words.")
     status: int = Field(description="The HTTP status.")
     detail: str = Field(description="What went wrong this time, in words.")
     instance: str = Field(description="Path of the request.")

@@ -10,13 +10,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from attention_service.attention.result import Result
 from attention_service.attention.spec import AttentionSpec
 from attention_service.schemas.arrays import Labels, NumberOrTensor, Tensor
+from attention_service.schemas.closed import shortened
 from attention_service.version import __version__
 
 
 class Answer(BaseModel):
     """A model without other fields, in the API document too."""
 
-    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid", json_schema_extra=shortened)
 
 
 class Warning(Answer):
@@ -29,10 +30,10 @@ class Warning(Answer):
 class Metadata(Answer):
     """How the request was computed."""
 
-    backend: str = Field(description="Backend that computed the request, for example numpy.")
-    device: str = Field(description="Device that computed the request, for example cpu.")
+    backend: str = Field(description="Backend that computed the request. For example numpy.")
+    device: str = Field(description="Device that computed the request. For example cpu.")
     dtype: str = Field(description="Type of output and weights.")
-    kernel: str = Field(description="Code path that computed the request (docs/attention.md lists them).")
+    kernel: str = Field(description="Code path that computed the request. docs/attention.md lists all.")
     num_heads: int = Field(description="Query heads, h.")
     num_kv_heads: int = Field(description="Key/value heads.")
     batch_size: int = Field(description="b; 1 if the layout has no batch axis.")
@@ -41,15 +42,15 @@ class Metadata(Answer):
     head_dim: int = Field(description="Features of one query or key head.")
     value_dim: int = Field(description="Features of one value head.")
     scale: float | list[float] = Field(
-        description="The factor that the scores were multiplied by; one for each head if the request has several."
+        description="The factor on the scores. One for each head if the request has several."
     )
     fully_masked_rows: int = Field(
-        description="Number of rows (of b·h·q) without a visible key; their weights and outputs are 0."
+        description="Rows (of b·h·q) without a visible key. Their weights and outputs are 0."
     )
     warnings: list[Warning] = Field(description="Warnings; usually empty.")
     hidden_by: dict[str, int] | None = Field(
         None,
-        description="The bits of `hidden_by` by the fields of the request that hide keys. Absent if `include` does not "
+        description="The bits of `hidden_by` by field. They are of fields of the request that hide keys. Absent if `include` does not "
         "name hidden_by.",
     )
     request_id: str = Field(description="Also in the X-Request-ID header and in the log.")
@@ -66,20 +67,20 @@ class TopWeights(Answer):
 class AttentionResponse(Answer):
     """The output, metadata, and the results that `include` names.
 
-    Score matrices have the axes [b,] [h,] q, k: b if the layout has it; h if the layout has it or there are several
-    heads. In layouts dl and bdl, q and k are swapped. If the query is a vector, there is no q.
+    Weights, scores, their gradients and hidden_by are score matrices, with the axes [b,] [h,] q, k: b if the layout has
+    it; h if the layout has it or there are several heads. In layouts dl and bdl, q and k are swapped. If the query is a vector, there is no q.
     """
 
-    output: Tensor = Field(description="Attention weights times values, in the layout of the request.")
+    output: Tensor = Field(description="Weights times values, in the layout of the request.")
     metadata: Metadata
     attention_weights: Tensor | None = Field(None, description="Scores normalised over k. A score matrix.")
     weights_without_sinks: Tensor | None = Field(
-        None, description="The weights that the softmax over the keys alone gives. A score matrix."
+        None, description="The softmax over the keys alone. A score matrix."
     )
-    scores: Tensor | None = Field(None, description="Query times key, before anything else. A score matrix.")
+    scores: Tensor | None = Field(None, description="Query times key. Before anything else. A score matrix.")
     top_weights: TopWeights | None = Field(
         None,
-        description="Replaces attention_weights if the request has top_k: [b,] [h,] q, top_k, in every layout.",
+        description="With top_k, in place of attention_weights: [b,] [h,] q, top_k. The same in every layout.",
     )
     scaled_scores: Tensor | None = Field(None, description="scores times scale. A score matrix.")
     capped_scores: Tensor | None = Field(None, description="scaled_scores after softcap. A score matrix.")
@@ -88,50 +89,50 @@ class AttentionResponse(Answer):
     )
     hidden_by: Tensor | None = Field(
         None,
-        description="Why a key is hidden, int32: the sum of the bits of all fields that hide it from a query "
-        "(metadata.hidden_by names them), or 0. A score matrix.",
+        description="The bits of the fields that hide a key, int32. They are the sum of the bits of all fields that hide it "
+        "from a query (metadata.hidden_by names them), or 0. A score matrix.",
     )
     logsumexp: Tensor | None = Field(
         None,
-        description="[b,] [h,] q: natural logarithm of the sum of exp(masked_scores), with the sink; null if there "
-        "is neither a visible key nor a sink.",
+        description="[b,] [h,] q: ln of the sum of exp(masked_scores), with the sink; null if there is none of both. "
+        "It is null where there is neither a visible key nor a sink.",
     )
-    entropy: Tensor | None = Field(None, description="[b,] [h,] q: -sum of w ln w over the weights of a row, in nats.")
+    entropy: Tensor | None = Field(None, description="[b,] [h,] q: -sum of w ln w over the weights of a row.")
     received: Tensor | None = Field(
-        None, description="[b,] [h,] k: attention weights of each key, summed over all queries."
+        None, description="[b,] [h,] k: weights of each key, summed over all queries."
     )
     query: Tensor | None = Field(
-        None, description="[b,] [h,] q, d: queries after projection, normalisation and rotation."
+        None, description="[b,] [h,] q, d: queries after map, norm and rotation."
     )
     key: Tensor | None = Field(
-        None, description="[b,] [h,] l, d: new keys (without the past) after projection, normalisation and rotation."
+        None, description="[b,] [h,] l, d: new keys after map, norm and rotation. They are without the past."
     )
     value: Tensor | None = Field(
-        None, description="[b,] [h,] l, d: new values (without the past) after projection and normalisation."
+        None, description="[b,] [h,] l, d: new values after map and norm. They are without the past."
     )
     head_outputs: Tensor | None = Field(
-        None, description="[b,] [h,] q, d: the output of each head, before gates and before the heads are joined."
+        None, description="[b,] [h,] q, d: the output of each head. Before gates, and before the heads are joined."
     )
     present_key: Tensor | None = Field(
-        None, description="[b,] h, k, d: past and new keys; send them as the next past_key."
+        None, description="[b,] h, k, d: past and new keys. Send them as the next past_key."
     )
     present_value: Tensor | None = Field(
-        None, description="[b,] h, k, d: past and new values; send them as the next past_value."
+        None, description="[b,] h, k, d: past and new values. Send them as the next past_value."
     )
     grad_masked_scores: Tensor | None = Field(
         None, description="Gradient of masked_scores, 0 where a key is hidden. A score matrix."
     )
     grad_scaled_scores: Tensor | None = Field(None, description="Gradient of scaled_scores. A score matrix.")
-    grad_scores: Tensor | None = Field(None, description="Gradient of scores: scale times the former. A score matrix.")
+    grad_scores: Tensor | None = Field(None, description="Gradient of scores. It is scale times the former. A score matrix.")
     grad_query: Tensor | None = Field(None, description="Gradient of query, in its shape.")
     grad_key: Tensor | None = Field(
-        None, description="Gradient of key, in its shape; of heads that share a key, the sum."
+        None, description="Gradient of key, in its shape. Of heads that share a key, it is the sum."
     )
     grad_value: Tensor | None = Field(None, description="Gradient of value, in its shape.")
-    grad_input: Tensor | None = Field(None, description="Gradient of input, as all that it is used for, in its shape.")
-    grad_context: Tensor | None = Field(None, description="Gradient of context, as key and value, in its shape.")
+    grad_input: Tensor | None = Field(None, description="Gradient of input, in its shape. It is that of all that the input is used for.")
+    grad_context: Tensor | None = Field(None, description="Gradient of context, in its shape. It is that of key and value.")
     grad_projection: dict[str, dict[str, Tensor]] | None = Field(
-        None, description="Gradients of projection: of the arrays of each map, in their shapes."
+        None, description="Gradients of the arrays of each map. In their shapes."
     )
     grad_past_key: Tensor | None = Field(None, description="Gradient of past_key, in its shape.")
     grad_past_value: Tensor | None = Field(None, description="Gradient of past_value, in its shape.")
@@ -142,9 +143,9 @@ class AttentionResponse(Answer):
     grad_relative_keys: dict[str, Tensor] | None = Field(
         None, description="Gradients of key and query_bias of relative_keys."
     )
-    grad_scale: NumberOrTensor | None = Field(None, description="Gradient of scale: one number, or one for each head.")
+    grad_scale: NumberOrTensor | None = Field(None, description="Gradient of scale. One number, or one for each head.")
     grad_bias: Tensor | None = Field(
-        None, description="Gradient of bias, in its shape: summed over the axes that it is broadcast along."
+        None, description="Gradient of bias, in its shape. It is summed over the axes that the bias is broadcast along."
     )
     grad_alibi_slopes: Tensor | None = Field(None, description="Gradient of alibi_slopes.")
     grad_sinks: Tensor | None = Field(None, description="Gradient of sinks, in their shape.")

@@ -29,7 +29,7 @@ from attention_service.schemas.request import Encoding
 
 
 class LinearMap(TypedDict, total=False):
-    """A linear map: exactly one of `weight` and `kernel`, and optionally `bias`."""
+    """A linear map: either `weight` or `kernel`, and optionally `bias`."""
 
     weight: Array | None
     """(out, in): y = x Wᵀ. As in torch.nn.Linear and in column notation. (heads, out, in): one matrix per head.
@@ -42,51 +42,51 @@ class LinearMap(TypedDict, total=False):
 
 
 class GateMap(LinearMap, total=False):
-    """A linear map of the query's source to gates: num_heads x value_dim features, or num_heads, one for each head."""
+    """A linear map of the query's source to num_heads x value_dim or num_heads gates."""
 
     activation: Activation | str | None
-    """What is applied to the mapped numbers. One of sigmoid, softplus, silu, none."""
+    """Applied to the mapped numbers. One of sigmoid, softplus, silu, none."""
 
 
 class Projection(TypedDict, total=False):
-    """Linear maps of the source before attention, and of the output after it. An absent map is the identity."""
+    """Linear maps of source and output. An absent map is the identity."""
 
     query: LinearMap | None
-    """Maps the query tokens to num_heads x head_dim features. Default: none, the identity."""
+    """Maps query tokens to num_heads x head_dim features. Default: none, the identity."""
     key: LinearMap | None
-    """Maps the key tokens to num_kv_heads x head_dim features. Default: none, the identity."""
+    """Maps key tokens to num_kv_heads x head_dim features. Default: none, the identity."""
     value: LinearMap | None
-    """Maps the value tokens to num_kv_heads x value_dim features. Default: none, the identity."""
+    """Maps value tokens to num_kv_heads x value_dim features. Default: none, the identity."""
     output: LinearMap | None
-    """Maps the joined heads, num_heads x value_dim features, to the output. Rank 2 only. Default: none, the
+    """Maps the joined heads to the output. They have num_heads x value_dim features. Rank 2 only. Default: none, the
     identity."""
     gate: GateMap | None
-    """Maps the source of the query to gates of the head outputs. Head outputs are multiplied by them before the output
-    map, as in Qwen3-Next. Default: none."""
+    """Maps the source of the query to gates. Head outputs are multiplied by them before the output map, as in
+    Qwen3-Next. Default: none."""
 
 
 class Norm(TypedDict, total=False):
-    """Normalisation of features: x / sqrt(mean(x²) + eps) · weight + bias, for layer after the mean is subtracted."""
+    """Normalisation of features: x / sqrt(mean(x²) + eps) · weight + bias."""
 
     kind: NormKind | str | None
     """rms, or layer: the mean is subtracted first. rms is by [Zhang & Sennrich 2019](https://arxiv.org/abs/1910.07467),
     layer by [Ba et al. 2016](https://arxiv.org/abs/1607.06450). One of rms, layer."""
     over: NormOver | str | None
-    """head: over the features of each head; all: over those of all heads. Those of all heads of a token are taken as
-    before they are split. One of head, all."""
+    """Features of each head, or of all heads. Those of all heads of a token are taken as before they are split. One of
+    head, all."""
     position: NormPosition | str | None
-    """before or after the rotation. Of values and head outputs, before only. One of before, after."""
+    """Before or after the rotation. Of values and head outputs, before only. One of before, after."""
     weight: Array | None
     """(head_dim,), or (heads, head_dim). The second has a weight for each head; of values it is value_dim; over all
     (heads · head_dim,). Default: ones."""
     bias: Array | None
     """Added last, in the shape of weight. Default: zeros."""
     eps: float | None
-    """Added to the mean of squares, at least 0. With 0, zeros stay 0."""
+    """Added to the mean of squares. At least 0. With 0, zeros stay 0."""
 
 
 class Rotary(TypedDict, total=False):
-    """Rotary position embedding: pairs (x, y) of features become (x cos - y sin, x sin + y cos)."""
+    """Rotary positions: pairs (x, y) of features become (x cos - y sin, x sin + y cos)."""
 
     base: float | None
     """The angle of pair n is position · base^(-2n/dim). Not beside cos and sin. Default: 10000."""
@@ -96,30 +96,30 @@ class Rotary(TypedDict, total=False):
     sin: Array | None
     """Like cos. Default: from base."""
     dim: int | None
-    """How many of the first features are rotated. It is even. Default: head_dim, or as cos has them."""
+    """How many features are rotated. They are the first ones, and even in number. Default: head_dim, or that of cos."""
     interleaved: bool | None
     """Pairs are adjacent features if true, else one of each half. Adjacent are (0, 1), (2, 3), …"""
     query_positions: Array | None
-    """Positions of the queries, (q,) or (b, q). Default: length of the past + index."""
+    """Positions of the queries, (q,) or (b, q). Default: past length + index."""
     key_positions: Array | None
-    """Positions of the new keys. Past keys are rotated already. Default: length of the past + index."""
+    """Positions of the new keys. Past keys are rotated already. Default: past length + index."""
 
 
 class RelativeKeys(TypedDict, total=False):
-    """Relative positions: adds (query i + query_bias) · key[j - i - query_offset - first] to scores, before scaling."""
+    """Adds (query i + query_bias) · key[j - i - query_offset - first] to scores, before scaling."""
 
     key: Array | None
-    """(distances, head_dim), or (num_heads, distances, head_dim), by ascending distance. The first is for all heads.
-    Distances before the first and after the last have the key of these. Default: none, which is an error."""
+    """([num_heads,] distances, head_dim), by ascending distance. Without num_heads it is for all heads. Distances
+    before the first and after the last have the key of these. Default: none, which is an error."""
     first: int | None
-    """The distance j - i - query_offset of the first key. Default: minus half of the number of distances."""
+    """The distance j - i - query_offset of the first key. Default: minus half of the distances."""
     query_bias: Array | None
-    """(num_heads, head_dim), added to the queries for these products only. It is v - u of Transformer-XL, whose u is
-    added to the query, or to `projection.query.bias`. Default: none."""
+    """(num_heads, head_dim), added to the queries here only. It is v - u of Transformer-XL, whose u is added to the
+    query, or to `projection.query.bias`. Default: none."""
 
 
 class Window(TypedDict, total=False):
-    """Query i attends to keys from i + query_offset - left to i + query_offset + right, both inclusive."""
+    """Query i attends to keys i + query_offset - left to i + query_offset + right, inclusive."""
 
     left: int | None
     """At least 0. Default: unbounded."""
@@ -229,17 +229,18 @@ def attend(
         value: Values, with as many tokens as the key. They have the same layout. Default: none.
         input: Self-attention: used as query, key and value. With `context` it is used as query only. Default: none.
         context: Cross-attention, with `input`: used as key and value. Default: none.
-        projection: Maps of source and output; not in layouts with h. Default: none.
-        layout: The axes of query, key, value, input, context and output. b batch, h heads, l tokens, d features.
-            Without h, the heads are packed in d. In dl and bdl tokens are columns, and score matrices are transposed:
-            their columns sum to one. Default: ld, bld or bhld, by rank. One of ld, dl, bld, lbd, bdl, hld, bhld, blhd.
-        num_heads: Query heads. Default: the h axis, or the heads of a rank-3 query map, else 1.
+        projection: Maps of source and output. Not in layouts with h. Default: none.
+        layout: The axes of query, key, value, input, context, output. b batch, h heads, l tokens, d features. Without
+            h, the heads are packed in d. In dl and bdl tokens are columns, and score matrices are transposed: their
+            columns sum to one. Default: ld, bld or bhld, by rank. One of ld, dl, bld, lbd, bdl, hld, bhld, blhd.
+        num_heads: Query heads. Default: the h axis, the heads of a rank-3 map, or 1.
         num_kv_heads: Key/value heads, a divisor of num_heads. Query head n reads key/value head n // (num_heads //
-            num_kv_heads). Default: the key's h axis or the heads of its rank-3 map, else num_heads.
+            num_kv_heads). It is the key's h axis, or the heads of its rank-3 map. Default: as the key has them, or
+            num_heads.
         past_key: Cached keys: [b,] h, l, d in every layout. They are prepended to the new keys and not rotated again; h
             is num_kv_heads; l may be 0. The key length includes them. Needs past_value. Default: none.
         past_value: Cached values, in the form of past_key. Needs past_key. Default: none.
-        query_norm: Normalises the queries, after their map. Default: none.
+        query_norm: Normalises the queries. It comes after their map. Default: none.
         key_norm: Normalises the new keys. Those of the past it does not change. Default: none.
         value_norm: Normalises the new values. Those of the past it does not change. Default: none.
         output_norm: Normalises the head outputs. It comes before gates and output map; over all heads it is that of
@@ -255,8 +256,8 @@ def attend(
             1/sqrt(head_dim).
         softcap: Above 0: scores become softcap · tanh(scaled / softcap). This comes before bias and mask. Default:
             none.
-        bias: Added to the scores, with the axes of `mask`; null is minus infinity, which hides a key. The scores are
-            scaled, and capped if `softcap` says so. Only 0 and 1 are added like any other, with the warning
+        bias: Added to the scores, with the axes of `mask`; null, minus infinity, hides a key. The scores are scaled,
+            and capped if `softcap` says so. Only 0 and 1 are added like any other, with the warning
             bias_looks_like_mask. Default: none.
         alibi_slopes: (num_heads,): adds -slope · |i + query_offset - j| to scores. i is the query, j the key. From
             [Press et al. 2021](https://arxiv.org/abs/2108.12409). Default: none.
@@ -267,52 +268,53 @@ def attend(
         is_causal: Query i attends to key j only if j <= i + query_offset.
         query_offset: Position of the first query among the keys: one integer, or (b,). is_causal, window, chunk_size,
             alibi_slopes and relative_keys count from it. 0 aligns the first query with the first key, k - q the last
-            with the last. Default: the length of the past; required if there is no past and q differs from k.
-        window: Hides keys that are far from the query. Default: none.
-        chunk_size: At least 1: query i attends only to keys of its chunk. These are the keys j with (i + query_offset)
-            // chunk_size = j // chunk_size, as in Llama 4. Default: none.
-        query_lengths: How many queries are not padding: one integer, or (b,). Weights and outputs of the padding are 0.
+            with the last. It is required if there is no past and q differs from k. Default: the length of the past.
+        window: Hides keys far from the query. Default: none.
+        chunk_size: At least 1: a query attends only to keys of its chunk. The chunk of query i is that of the keys j
+            with (i + query_offset) // chunk_size = j // chunk_size, as in Llama 4. Default: none.
+        query_lengths: Queries that are not padding: one integer, or (b,). Weights and outputs of the padding are 0.
             Default: all.
-        key_lengths: How many keys, with the past, are not padding: one integer, or (b,). Does not change the offset.
+        key_lengths: Keys, with the past, that are not padding: one integer, or (b,). Does not change the offset.
             Default: all.
         segment_ids: Separates sequences that are packed into one. Default: none.
         selected_keys: Indices of the only keys that a query may see: ..., q, n. The past is counted. The axes are the
             same in every layout, and broadcast as those of `mask`. -1 is no key, an index twice counts once. Other
             masks hide keys as well. As in DeepSeek V3.2. Default: none, all keys.
-        sinks: A logit that takes a share of the softmax: (num_heads,), or [b,] h, q. It is one per head, or per query
-            of each head in every layout, and dropped after the softmax, so that weights sum to less than 1. Default:
-            none.
+        sinks: A logit beside those of the keys: (num_heads,), or [b,] h, q. It is one per head, or per query of each
+            head in every layout. It is part of the softmax and dropped after it, so that weights sum to less than 1.
+            Default: none.
         normalization: softmax, or sum or sigmoid of the visible scores. sum divides them by their sum, so that weights
             may be negative; sigmoid is 1 / (1 + exp(-x)) of each, from [Ramapuram et al.
             2024](https://arxiv.org/abs/2409.04431). sum and sigmoid exclude logsumexp, entropy, sinks and
             weights_without_sinks. One of softmax, sum, sigmoid.
-        gate: Factors of the head outputs, activated already: [b,] h, q, value_dim or 1. Head outputs are multiplied by
-            them before the output map; the axes are the same in every layout. Not beside projection.gate. A row without
-            a visible key stays 0. Default: none.
-        dtype: Type that arrays are cast to and results are returned in. float16 and bfloat16 are computed in float32.
-            The default is found among query, key, value, input, context and past. Default: the widest type of typed
-            arrays; float64 for lists. One of float64, float32, float16, bfloat16.
-        backend: auto is the backend of the service, or torch if the device is CUDA. `ATTENTION_BACKEND` sets that of
-            the service. A service computes with ray only if its settings say so. One of auto, numpy, torch, ray.
+        gate: Factors of the head outputs: [b,] h, q, value_dim or 1. They are activated already, and come before the
+            output map; the axes are the same in every layout. Not beside projection.gate. A row without a visible key
+            stays 0. Default: none.
+        dtype: Type of arrays and results. Arrays are cast to it; float16 and bfloat16 are computed in float32. The
+            default looks at query, key, value, input, context and past. Default: the widest of typed arrays, or
+            float64. One of float64, float32, float16, bfloat16.
+        backend: auto is that of the service, or torch on CUDA. `ATTENTION_BACKEND` sets that of the service. A service
+            computes with ray only if its settings say so. One of auto, numpy, torch, ray.
         device: auto, cpu, cuda or cuda:N. cuda needs the backend torch; with torch, auto is a GPU if any.
-        grad_output: The gradient of a loss with respect to output, in its shape. Gradients are computed from it.
-            Default: zeros.
-        grad_logsumexp: The gradient of the loss with respect to logsumexp: [b,] [h,] q. It is that of the natural
-            logsumexp of all heads and queries. Default: zeros.
-        gradients: all: return all gradients, as if `include` named them. They are those of all fields of the request
-            that have one; without `include`, no weights are returned. Default: those in include. One of all.
-        include: What to return beside output and metadata. The response describes each name. Default:
-            attention_weights; with `gradients`, nothing else.
-        select_heads: Return scores, weights and rows of these heads only. Default: all.
-        select_queries: Return scores, weights and rows of these queries only. received is of all. Default: all.
-        average_heads: Average weights and `received` over the (selected) heads. The weights are attention_weights and
-            weights_without_sinks; the h axis is dropped.
-        top_k: Return the top_k largest weights of each row, as top_weights. They replace attention_weights. Default:
-            none, all weights.
-        query_tokens: Labels of the query tokens, returned unchanged: (q,) or (b, q). Default: none.
-        key_tokens: Labels of the key tokens, returned unchanged: (k,) or (b, k). Default: none.
-        encoding: Arrays of a JSON response: nested lists, or objects with base64 data. One of list, base64. It has no
-            effect here.
+        grad_output: Gradient of a loss with respect to output. It has the shape of output; gradients are computed from
+            it. Default: zeros.
+        grad_logsumexp: Gradient of a loss with respect to logsumexp. It is that of the natural logsumexp of all heads
+            and queries: [b,] [h,] q. Default: zeros.
+        gradients: all: return all gradients. They are those of all fields of the request that have one, as if `include`
+            named them; without `include`, no weights are returned. Default: those in include. One of all.
+        include: Results beside output and metadata. The response describes each name. With `gradients` the default is
+            nothing. Default: attention_weights.
+        select_heads: Return results of these heads only. Results are those of scores, weights and rows. Default: all.
+        select_queries: Return results of these queries only. Results are those of scores, weights and rows; received is
+            of all queries. Default: all.
+        average_heads: Average weights over the (selected) heads. They are attention_weights, weights_without_sinks and
+            received; their h axis is dropped.
+        top_k: Return the largest weights of each row, as top_weights. They are top_k at most, and replace
+            attention_weights. Default: none, all weights.
+        query_tokens: Labels of the queries: (q,) or (b, q). They are returned unchanged. Default: none.
+        key_tokens: Labels of the keys: (k,) or (b, k). They are returned unchanged. Default: none.
+        encoding: Arrays of a JSON response. They are nested lists, or objects with base64 data. One of list, base64. It
+            has no effect here.
 
     Any other name is an error, which translates the names of other libraries, like attn_mask.
 

@@ -38,35 +38,35 @@ SECURITY: Final = "bearer"
 FIRST: Final = ("query", "key", "value", "input", "is_causal", "mask", "scale", "layout", "include", "dtype")
 # Stands where a request is sent, not in its schema: a request that extends another one has more fields.
 CLOSED: Final = {"unevaluatedProperties": False}
-# Sets of names that become types, each with what it is.
-ENUMS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
-    "Layout": (get_args(spec.Layout), "Axes of an array, in order: b batch, h heads, l tokens, d features."),
-    "FloatType": (get_args(spec.DType), "A floating-point type."),
-    "ElementType": (get_args(ElementType), "The type of an array's elements."),
-    "Backend": (get_args(spec.Backend), "The backend that computes the request."),
-    "Normalization": (get_args(spec.Normalization), "How scores become weights."),
-    "Activation": (get_args(spec.Activation), "What makes gates of numbers; none leaves them as they are."),
-    "NormKind": (get_args(spec.NormKind), "The kind of a norm."),
-    "NormOver": (get_args(spec.NormOver), "Features that are normalised together."),
-    "NormPosition": (get_args(spec.NormPosition), "Whether a norm comes before or after the rotation."),
-    "IncludedOutput": (get_args(spec.Included), "An output that can be requested."),
-    "CallOutput": (get_args(CallOutput), "A result of a call that can be asked for, beside its output."),
-    "WhichGradients": (get_args(spec.AllGradients), "Which gradients a request asks for."),
-    "Encoding": (get_args(Encoding), "How JSON holds arrays."),
-    "LogsumexpBase": (get_args(LogsumexpBase), "The base of a logarithm."),
-    "Liberty": (get_args(Liberty), "What a right kernel may do beside rounding inputs and output."),
-    "ComparisonStatus": (get_args(Status), "The verdict on an output."),
-    "Certainty": (get_args(Certainty), "Whether an output proves a mistake, or resembles it."),
-    "HeatmapStage": (get_args(Stage), "A matrix that can be drawn."),
-    "HeatmapScale": (get_args(Colours), "How numbers become colours."),
-    "HeatmapBins": (get_args(Bins), "What a cell shows that stands for several queries or keys."),
-    "HeatmapTheme": (get_args(Theme), "The colours of a picture beside those of its cells."),
-    "TensorDatatype": (get_args(Datatype), "Type of the elements of a tensor in the Open Inference Protocol."),
-    "ProblemCode": (tuple(error_classes()), "What is wrong with a request. A later version may have more codes."),
+# Sets of names that become types. The fields that have them describe them.
+ENUMS: Final[dict[str, tuple[str, ...]]] = {
+    "Layout": get_args(spec.Layout),
+    "FloatType": get_args(spec.DType),
+    "ElementType": get_args(ElementType),
+    "Backend": get_args(spec.Backend),
+    "Normalization": get_args(spec.Normalization),
+    "Activation": get_args(spec.Activation),
+    "NormKind": get_args(spec.NormKind),
+    "NormOver": get_args(spec.NormOver),
+    "NormPosition": get_args(spec.NormPosition),
+    "IncludedOutput": get_args(spec.Included),
+    "CallOutput": get_args(CallOutput),
+    "WhichGradients": get_args(spec.AllGradients),
+    "Encoding": get_args(Encoding),
+    "LogsumexpBase": get_args(LogsumexpBase),
+    "Liberty": get_args(Liberty),
+    "ComparisonStatus": get_args(Status),
+    "Certainty": get_args(Certainty),
+    "HeatmapStage": get_args(Stage),
+    "HeatmapScale": get_args(Colours),
+    "HeatmapBins": get_args(Bins),
+    "HeatmapTheme": get_args(Theme),
+    "TensorDatatype": get_args(Datatype),
+    "ProblemCode": tuple(error_classes()),
 }
 
 
-NAMES: Final = {values: name for name, (values, _) in ENUMS.items()}
+NAMES: Final = {values: name for name, values in ENUMS.items()}
 INFERENCE_EXAMPLE: Final = {
     "id": "first",
     "parameters": {"is_causal": True, "query_offset": 0},
@@ -80,8 +80,8 @@ INFERENCE_EXAMPLE: Final = {
 
 # Headers that middleware and error handlers add to responses, with their types.
 HEADERS: Final = {
-    "X-Request-ID": ("string", "The id of the request: that of the client if it sent a valid one, else a new one."),
-    "Server-Timing": ("string", "Milliseconds of the steps of the request: decode, prepare, queue, compute, encode."),
+    "X-Request-ID": ("string", "The id of the request."),
+    "Server-Timing": ("string", "Milliseconds of the steps of the request."),
     "Retry-After": ("integer", "Seconds after which the request may succeed."),
     "WWW-Authenticate": ("string", "How to authenticate: Bearer."),
 }
@@ -113,7 +113,7 @@ def documentation(row: TensorOperation) -> dict[str, Any]:
     name = row.operation.__name__
     first, *words = name.split("_")
     body = {"schema": _reference(row.request) | CLOSED, "examples": _file(f"{name}.json")}
-    requests = {JSON: body} | _tensors("request")
+    requests = {JSON: body} | _tensors()
     responses = {JSON: {"example": _file(row.example)}} if row.example else {}
     responses |= {media_type: DESCRIBED[media_type] for media_type in row.media_types if media_type != JSON}
     return {
@@ -161,14 +161,13 @@ def _octets() -> dict[str, Any]:
     return {OCTETS: _binary(description)}
 
 
-def _tensors(what: str) -> dict[str, Any]:
-    """The binary media types of all codecs. what: request or response"""
-    description = f"The {what}: arrays by the names of their fields, the rest as JSON text (docs/formats.md)."
-    return {name: _binary(description) for name in CODECS if name != JSON}
+def _tensors() -> dict[str, Any]:
+    """The binary media types of all codecs, which the document describes once."""
+    return {name: {"schema": {"type": "string", "format": "binary"}} for name in CODECS if name != JSON}
 
 
 # Responses that are no JSON. XML is no JSON string, and validators that parse it by its media type would refuse it.
-DESCRIBED: Final[dict[str, Any]] = _tensors("response") | {SVG: {"schema": {}}, PNG: _binary("A PNG image.")}
+DESCRIBED: Final[dict[str, Any]] = _tensors() | {SVG: {"schema": {}}, PNG: _binary("A PNG image.")}
 
 
 def build(app: FastAPI) -> dict[str, Any]:
@@ -244,8 +243,7 @@ def _add_models(schemas: dict[str, Any]) -> None:
         base = next((base for base in model.__mro__[1:] if base in requests), None)
         if base is not None:
             schemas[model.__name__] = _extension(schema, base, schemas[base.__name__])
-    for name, (values, description) in ENUMS.items():
-        schemas[name] = {"type": "string", "enum": [*values], "description": description}
+    schemas.update({name: {"type": "string", "enum": [*values]} for name, values in ENUMS.items()})
 
 
 def _rank(field: tuple[str, Any]) -> int:

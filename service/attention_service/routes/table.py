@@ -48,8 +48,7 @@ class TensorOperation(NamedTuple):
 def compute_attention(engine: Engine) -> AttentionOperation:
     """Computes scaled dot-product attention exactly: softmax(scale · q kᵀ + bias) v. Each variant of it is a field.
 
-    The smallest request is `query`, `key` and `value`. The response has the output, the attention weights and the
-    intermediate results that `include` names. Large arrays are faster in npz or safetensors (docs/formats.md).
+    The smallest request is `query`, `key` and `value`. Large arrays are faster in npz or safetensors.
     """
     return engine.attention
 

@@ -58,30 +58,22 @@ class EncodedTensor(BaseModel):
     dtype: ElementType
     shape: list[Annotated[int, Field(ge=0)]] = Field(description="Length of each axis.")
     data: str = Field(
-        description="Base64 of the elements, little-endian and row-major; bool takes a byte.",
+        description="Base64, little-endian, row-major; bool takes a byte.",
         json_schema_extra={"contentEncoding": "base64"},
     )
 
 
 class NestedTensor(RootModel[list[Any]]):
-    """A rectangular array as nested lists."""
+    """Nested lists."""
 
 
 # How the API document describes arrays.
-Tensor = TypeAliasType(
-    "Tensor", Annotated[EncodedTensor | NestedTensor, Field(description="An array.")]
-)
-IntegerOrTensor = TypeAliasType(
-    "IntegerOrTensor",
-    Annotated[int | EncodedTensor | NestedTensor, Field(description="One integer, or an array of them.")],
-)
-NumberOrTensor = TypeAliasType(
-    "NumberOrTensor",
-    Annotated[float | EncodedTensor | NestedTensor, Field(description="One number, or an array of them.")],
-)
+Tensor = TypeAliasType("Tensor", EncodedTensor | NestedTensor)
+IntegerOrTensor = TypeAliasType("IntegerOrTensor", int | EncodedTensor | NestedTensor)
+NumberOrTensor = TypeAliasType("NumberOrTensor", float | EncodedTensor | NestedTensor)
 Labels = TypeAliasType(
     "Labels",
-    Annotated[list[Any], Field(description="One string per token, or one list of strings per batch entry.")],
+    Annotated[list[Any], Field(description="A string per token, or a list of them per batch entry.")],
 )
 
 

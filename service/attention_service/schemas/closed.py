@@ -24,13 +24,15 @@ def too_long(at: str = "") -> PydanticCustomError:
 def shortened(schema: dict[str, Any]) -> None:
     """Leave the first sentence of the descriptions of fields in a schema, and of their defaults but none.
 
-    The descriptions are docstrings, which docs/ and the functions of the library have as a whole.
+    docs/ and the functions of the library have the whole descriptions. Of a gradient the name says enough.
     """
-    for field in schema.get("properties", {}).values():
+    for name, field in schema.get("properties", {}).items():
         if "description" in field:  # a reference to a model has none yet
             meaning, _, default = " ".join(field["description"].split()).partition(" Default: ")
             sentences = [meaning, f"Default: {default}"] if default and not default.startswith("none") else [meaning]
             field["description"] = " ".join(f"{text.partition('. ')[0].rstrip('.')}." for text in sentences)
+            if field["description"] == f"Gradient of {name.removeprefix('grad_')}.":
+                del field["description"]
 
 
 def _kinds(annotation: Any) -> set[Any]:

@@ -46,7 +46,7 @@ def check_length(names: object) -> object:
 
 
 class LinearMap(Part):
-    """A linear map: exactly one of `weight` and `kernel`, and optionally `bias`."""
+    """A linear map: either `weight` or `kernel`, and optionally `bias`."""
 
     weight: Matrix | None = None
     """(out, in): y = x Wᵀ. As in torch.nn.Linear and in column notation. (heads, out, in): one matrix per head.
@@ -59,52 +59,51 @@ class LinearMap(Part):
 
 
 class GateMap(LinearMap):
-    """A linear map of the query's source to gates: num_heads x value_dim features, or num_heads, one for each head."""
+    """A linear map of the query's source to num_heads x value_dim or num_heads gates."""
 
     activation: spec.Activation | None = "sigmoid"
-    """What is applied to the mapped numbers."""
+    """Applied to the mapped numbers."""
 
 
 class Projection(Part):
-    """Linear maps of the source before attention, and of the output after it. An absent map is the identity."""
+    """Linear maps of source and output. An absent map is the identity."""
 
     query: LinearMap | None = None
-    """Maps the query tokens to num_heads x head_dim features. Default: none, the identity."""
+    """Maps query tokens to num_heads x head_dim features. Default: none, the identity."""
     key: LinearMap | None = None
-    """Maps the key tokens to num_kv_heads x head_dim features. Default: none, the identity."""
+    """Maps key tokens to num_kv_heads x head_dim features. Default: none, the identity."""
     value: LinearMap | None = None
-    """Maps the value tokens to num_kv_heads x value_dim features. Default: none, the identity."""
+    """Maps value tokens to num_kv_heads x value_dim features. Default: none, the identity."""
     output: LinearMap | None = None
-    """Maps the joined heads, num_heads x value_dim features, to the output. Rank 2 only. Default: none, the
+    """Maps the joined heads to the output. They have num_heads x value_dim features. Rank 2 only. Default: none, the
     identity."""
     gate: GateMap | None = None
-    """Maps the source of the query to gates of the head outputs. Head outputs are multiplied by them before the output
-    map, as in Qwen3-Next. Default: none."""
+    """Maps the source of the query to gates. Head outputs are multiplied by them before the output map, as in
+    Qwen3-Next. Default: none."""
 
 
 class Norm(Part):
-    """Normalisation of features: x / sqrt(mean(x²) + eps) · weight + bias, for layer after the mean is subtracted."""
+    """Normalisation of features: x / sqrt(mean(x²) + eps) · weight + bias."""
 
     kind: spec.NormKind | None = "rms"
     """rms, or layer: the mean is subtracted first. rms is by
     [Zhang & Sennrich 2019](https://arxiv.org/abs/1910.07467), layer by
     [Ba et al. 2016](https://arxiv.org/abs/1607.06450)."""
     over: spec.NormOver | None = "head"
-    """head: over the features of each head; all: over those of all heads. Those of all heads of a token are taken as
-    before they are split."""
+    """Features of each head, or of all heads. Those of all heads of a token are taken as before they are split."""
     position: spec.NormPosition | None = "before"
-    """before or after the rotation. Of values and head outputs, before only."""
+    """Before or after the rotation. Of values and head outputs, before only."""
     weight: Vector | None = None
     """(head_dim,), or (heads, head_dim). The second has a weight for each head; of values it is value_dim; over all
     (heads · head_dim,). Default: ones."""
     bias: Vector | None = None
     """Added last, in the shape of weight. Default: zeros."""
     eps: float | None = 1e-6
-    """Added to the mean of squares, at least 0. With 0, zeros stay 0."""
+    """Added to the mean of squares. At least 0. With 0, zeros stay 0."""
 
 
 class Rotary(Part):
-    """Rotary position embedding: pairs (x, y) of features become (x cos - y sin, x sin + y cos)."""
+    """Rotary positions: pairs (x, y) of features become (x cos - y sin, x sin + y cos)."""
 
     base: float | None = None
     """The angle of pair n is position · base^(-2n/dim). Not beside cos and sin. Default: 10000."""
@@ -114,30 +113,30 @@ class Rotary(Part):
     sin: Matrix | None = None
     """Like cos. Default: from base."""
     dim: int | None = None
-    """How many of the first features are rotated. It is even. Default: head_dim, or as cos has them."""
+    """How many features are rotated. They are the first ones, and even in number. Default: head_dim, or that of cos."""
     interleaved: bool | None = False
     """Pairs are adjacent features if true, else one of each half. Adjacent are (0, 1), (2, 3), …"""
     query_positions: Integers | None = None
-    """Positions of the queries, (q,) or (b, q). Default: length of the past + index."""
+    """Positions of the queries, (q,) or (b, q). Default: past length + index."""
     key_positions: Integers | None = None
-    """Positions of the new keys. Past keys are rotated already. Default: length of the past + index."""
+    """Positions of the new keys. Past keys are rotated already. Default: past length + index."""
 
 
 class RelativeKeys(Part):
-    """Relative positions: adds (query i + query_bias) · key[j - i - query_offset - first] to scores, before scaling."""
+    """Adds (query i + query_bias) · key[j - i - query_offset - first] to scores, before scaling."""
 
     key: Matrix | None = None
-    """(distances, head_dim), or (num_heads, distances, head_dim), by ascending distance. The first is for all heads.
-    Distances before the first and after the last have the key of these. Default: none, which is an error."""
+    """([num_heads,] distances, head_dim), by ascending distance. Without num_heads it is for all heads. Distances
+    before the first and after the last have the key of these. Default: none, which is an error."""
     first: int | None = None
-    """The distance j - i - query_offset of the first key. Default: minus half of the number of distances."""
+    """The distance j - i - query_offset of the first key. Default: minus half of the distances."""
     query_bias: Matrix | None = None
-    """(num_heads, head_dim), added to the queries for these products only. It is v - u of Transformer-XL, whose u is
-    added to the query, or to `projection.query.bias`. Default: none."""
+    """(num_heads, head_dim), added to the queries here only. It is v - u of Transformer-XL, whose u is added to the
+    query, or to `projection.query.bias`. Default: none."""
 
 
 class Window(Part):
-    """Query i attends to keys from i + query_offset - left to i + query_offset + right, both inclusive."""
+    """Query i attends to keys i + query_offset - left to i + query_offset + right, inclusive."""
 
     left: int | None = None
     """At least 0. Default: unbounded."""
@@ -171,26 +170,26 @@ class AttentionRequest(Closed):
     context: Matrix | None = None
     """Cross-attention, with `input`: used as key and value. Default: none."""
     projection: Projection | None = None
-    """Maps of source and output; not in layouts with h. Default: none."""
+    """Maps of source and output. Not in layouts with h. Default: none."""
     layer: str | None = None
-    """Name of a stored layer, whose fields the request has beside its own. GET /layers lists them. A field of the
-    request comes before that of the layer. Not beside projection. Default: none."""
+    """Name of a stored layer, whose fields are added. GET /layers lists them. The request has all fields of the layer
+    that it does not have itself. Not beside projection. Default: none."""
     layout: spec.Layout | None = None
-    """The axes of query, key, value, input, context and output. b batch, h heads, l tokens, d features. Without h, the
+    """The axes of query, key, value, input, context, output. b batch, h heads, l tokens, d features. Without h, the
     heads are packed in d. In dl and bdl tokens are columns, and score matrices are transposed: their columns sum to
     one. Default: ld, bld or bhld, by rank."""
     num_heads: Annotated[int, Field(ge=1)] | None = None
-    """Query heads. Default: the h axis, or the heads of a rank-3 query map, else 1."""
+    """Query heads. Default: the h axis, the heads of a rank-3 map, or 1."""
     num_kv_heads: Annotated[int, Field(ge=1)] | None = None
-    """Key/value heads, a divisor of num_heads. Query head n reads key/value head n // (num_heads // num_kv_heads).
-    Default: the key's h axis or the heads of its rank-3 map, else num_heads."""
+    """Key/value heads, a divisor of num_heads. Query head n reads key/value head n // (num_heads // num_kv_heads). It
+    is the key's h axis, or the heads of its rank-3 map. Default: as the key has them, or num_heads."""
     past_key: Past | None = None
     """Cached keys: [b,] h, l, d in every layout. They are prepended to the new keys and not rotated again; h is
     num_kv_heads; l may be 0. The key length includes them. Needs past_value. Default: none."""
     past_value: Past | None = None
     """Cached values, in the form of past_key. Needs past_key. Default: none."""
     query_norm: Norm | None = None
-    """Normalises the queries, after their map. Default: none."""
+    """Normalises the queries. It comes after their map. Default: none."""
     key_norm: Norm | None = None
     """Normalises the new keys. Those of the past it does not change. Default: none."""
     value_norm: Norm | None = None
@@ -213,9 +212,9 @@ class AttentionRequest(Closed):
     softcap: float | None = None
     """Above 0: scores become softcap · tanh(scaled / softcap). This comes before bias and mask. Default: none."""
     bias: Bias | None = None
-    """Added to the scores, with the axes of `mask`; null is minus infinity, which hides a key. The scores are scaled,
-    and capped if `softcap` says so. Only 0 and 1 are added like any other, with the warning bias_looks_like_mask.
-    Default: none."""
+    """Added to the scores, with the axes of `mask`; null, minus infinity, hides a key. The scores are scaled, and
+    capped if `softcap` says so. Only 0 and 1 are added like any other, with the warning bias_looks_like_mask. Default:
+    none."""
     alibi_slopes: Vector | None = None
     """(num_heads,): adds -slope · |i + query_offset - j| to scores. i is the query, j the key. From [Press et al.
     2021](https://arxiv.org/abs/2108.12409). Default: none."""
@@ -229,18 +228,17 @@ class AttentionRequest(Closed):
     """Query i attends to key j only if j <= i + query_offset."""
     query_offset: IntegerOrIntegers | None = None
     """Position of the first query among the keys: one integer, or (b,). is_causal, window, chunk_size, alibi_slopes and
-    relative_keys count from it. 0 aligns the first query with the first key, k - q the last with the last. Default: the
-    length of the past; required if there is no past and q differs from k."""
+    relative_keys count from it. 0 aligns the first query with the first key, k - q the last with the last. It is
+    required if there is no past and q differs from k. Default: the length of the past."""
     window: Window | None = None
-    """Hides keys that are far from the query. Default: none."""
+    """Hides keys far from the query. Default: none."""
     chunk_size: int | None = None
-    """At least 1: query i attends only to keys of its chunk. These are the keys j with (i + query_offset) // chunk_size
-    = j // chunk_size, as in Llama 4. Default: none."""
+    """At least 1: a query attends only to keys of its chunk. The chunk of query i is that of the keys j with (i +
+    query_offset) // chunk_size = j // chunk_size, as in Llama 4. Default: none."""
     query_lengths: IntegerOrIntegers | None = None
-    """How many queries are not padding: one integer, or (b,). Weights and outputs of the padding are 0. Default:
-    all."""
+    """Queries that are not padding: one integer, or (b,). Weights and outputs of the padding are 0. Default: all."""
     key_lengths: IntegerOrIntegers | None = None
-    """How many keys, with the past, are not padding: one integer, or (b,). Does not change the offset. Default: all."""
+    """Keys, with the past, that are not padding: one integer, or (b,). Does not change the offset. Default: all."""
     segment_ids: SegmentIds | None = None
     """Separates sequences that are packed into one. Default: none."""
     selected_keys: IntegerMatrix | None = None
@@ -248,51 +246,53 @@ class AttentionRequest(Closed):
     layout, and broadcast as those of `mask`. -1 is no key, an index twice counts once. Other masks hide keys as well.
     As in DeepSeek V3.2. Default: none, all keys."""
     sinks: Vector | None = None
-    """A logit that takes a share of the softmax: (num_heads,), or [b,] h, q. It is one per head, or per query of each
-    head in every layout, and dropped after the softmax, so that weights sum to less than 1. Default: none."""
+    """A logit beside those of the keys: (num_heads,), or [b,] h, q. It is one per head, or per query of each head in
+    every layout. It is part of the softmax and dropped after it, so that weights sum to less than 1. Default: none."""
     normalization: spec.Normalization | None = "softmax"
     """softmax, or sum or sigmoid of the visible scores. sum divides them by their sum, so that weights may be negative;
     sigmoid is 1 / (1 + exp(-x)) of each, from [Ramapuram et al. 2024](https://arxiv.org/abs/2409.04431). sum and
     sigmoid exclude logsumexp, entropy, sinks and weights_without_sinks."""
     gate: Gate | None = None
-    """Factors of the head outputs, activated already: [b,] h, q, value_dim or 1. Head outputs are multiplied by them
-    before the output map; the axes are the same in every layout. Not beside projection.gate. A row without a visible
-    key stays 0. Default: none."""
+    """Factors of the head outputs: [b,] h, q, value_dim or 1. They are activated already, and come before the output
+    map; the axes are the same in every layout. Not beside projection.gate. A row without a visible key stays 0.
+    Default: none."""
     dtype: spec.DType | None = None
-    """Type that arrays are cast to and results are returned in. float16 and bfloat16 are computed in float32. The
-    default is found among query, key, value, input, context and past. Default: the widest type of typed arrays; float64
-    for lists."""
+    """Type of arrays and results. Arrays are cast to it; float16 and bfloat16 are computed in float32. The default
+    looks at query, key, value, input, context and past. Default: the widest of typed arrays, or float64."""
     backend: spec.Backend | None = "auto"
-    """auto is the backend of the service, or torch if the device is CUDA. `ATTENTION_BACKEND` sets that of the service.
-    A service computes with ray only if its settings say so."""
+    """auto is that of the service, or torch on CUDA. `ATTENTION_BACKEND` sets that of the service. A service computes
+    with ray only if its settings say so."""
     device: Device | None = "auto"
     """auto, cpu, cuda or cuda:N. cuda needs the backend torch; with torch, auto is a GPU if any."""
     grad_output: Matrix | None = None
-    """The gradient of a loss with respect to output, in its shape. Gradients are computed from it. Default: zeros."""
+    """Gradient of a loss with respect to output. It has the shape of output; gradients are computed from it. Default:
+    zeros."""
     grad_logsumexp: Vector | None = None
-    """The gradient of the loss with respect to logsumexp: [b,] [h,] q. It is that of the natural logsumexp of all heads
-    and queries. Default: zeros."""
+    """Gradient of a loss with respect to logsumexp. It is that of the natural logsumexp of all heads and queries: [b,]
+    [h,] q. Default: zeros."""
     gradients: spec.AllGradients | None = None
-    """all: return all gradients, as if `include` named them. They are those of all fields of the request that have one;
+    """all: return all gradients. They are those of all fields of the request that have one, as if `include` named them;
     without `include`, no weights are returned. Default: those in include."""
     include: Annotated[list[spec.Included] | None, BeforeValidator(check_length)] = spec.DEFAULT_INCLUDE  # type: ignore[assignment]  # a list would be copied each time
-    """What to return beside output and metadata. The response describes each name. Default: attention_weights; with
-    `gradients`, nothing else."""
+    """Results beside output and metadata. The response describes each name. With `gradients` the default is nothing.
+    Default: attention_weights."""
     select_heads: Integers | None = None
-    """Return scores, weights and rows of these heads only. Default: all."""
+    """Return results of these heads only. Results are those of scores, weights and rows. Default: all."""
     select_queries: Integers | None = None
-    """Return scores, weights and rows of these queries only. received is of all. Default: all."""
+    """Return results of these queries only. Results are those of scores, weights and rows; received is of all queries.
+    Default: all."""
     average_heads: bool | None = False
-    """Average weights and `received` over the (selected) heads. The weights are attention_weights and
-    weights_without_sinks; the h axis is dropped."""
+    """Average weights over the (selected) heads. They are attention_weights, weights_without_sinks and received; their
+    h axis is dropped."""
     top_k: int | None = None
-    """Return the top_k largest weights of each row, as top_weights. They replace attention_weights. Default: none, all weights."""
+    """Return the largest weights of each row, as top_weights. They are top_k at most, and replace attention_weights.
+    Default: none, all weights."""
     query_tokens: TokenLabels | None = None
-    """Labels of the query tokens, returned unchanged: (q,) or (b, q). Default: none."""
+    """Labels of the queries: (q,) or (b, q). They are returned unchanged. Default: none."""
     key_tokens: TokenLabels | None = None
-    """Labels of the key tokens, returned unchanged: (k,) or (b, k). Default: none."""
+    """Labels of the keys: (k,) or (b, k). They are returned unchanged. Default: none."""
     encoding: Encoding | None = "list"
-    """Arrays of a JSON response: nested lists, or objects with base64 data."""
+    """Arrays of a JSON response. They are nested lists, or objects with base64 data."""
 
     def attention_spec(self, untyped: AbstractSet[str], *, allow_non_finite: bool = False) -> spec.AttentionSpec:
         """This request as an AttentionSpec, with defaults, without the fields that another operation adds.

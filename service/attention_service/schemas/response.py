@@ -21,31 +21,31 @@ class Answer(BaseModel):
 
 
 class Warning(Answer):
-    """A warning: the request was computed as sent, but may not mean what the client expects."""
+    """The request was computed as sent, but may not mean what the client expects."""
 
-    code: str = Field(description="Stable code: zero_sum or bias_looks_like_mask.")
-    message: str = Field(description="The warning in words.")
+    code: str = Field(description="zero_sum or bias_looks_like_mask.")
+    message: str = Field(description="In words.")
 
 
 class Metadata(Answer):
     """How the request was computed."""
 
-    backend: str = Field(description="Backend that computed the request. For example numpy.")
-    device: str = Field(description="Device that computed the request. For example cpu.")
+    backend: str = Field(description="Backend, for example numpy.")
+    device: str = Field(description="Device, for example cpu.")
     dtype: str = Field(description="Type of output and weights.")
-    kernel: str = Field(description="Code path that computed the request. docs/attention.md lists all.")
+    kernel: str = Field(description="Code path. docs/attention.md lists all.")
     num_heads: int = Field(description="Query heads, h.")
     num_kv_heads: int = Field(description="Key/value heads.")
     batch_size: int = Field(description="b; 1 if the layout has no batch axis.")
-    query_length: int = Field(description="q: number of queries.")
-    key_length: int = Field(description="k: number of keys, including the past.")
+    query_length: int = Field(description="q.")
+    key_length: int = Field(description="k, with the past.")
     head_dim: int = Field(description="Features of one query or key head.")
     value_dim: int = Field(description="Features of one value head.")
     scale: float | list[float] = Field(
         description="The factor on the scores. One for each head if the request has several."
     )
     fully_masked_rows: int = Field(
-        description="Rows (of b·h·q) without a visible key. Their weights and outputs are 0."
+        description="Rows without a visible key. They are some of b·h·q. Their weights and outputs are 0."
     )
     warnings: list[Warning] = Field(description="Warnings; usually empty.")
     hidden_by: dict[str, int] | None = Field(
@@ -53,12 +53,12 @@ class Metadata(Answer):
         description="The bits of `hidden_by` by field. They are of fields of the request that hide keys. Absent if `include` does not "
         "name hidden_by.",
     )
-    request_id: str = Field(description="Also in the X-Request-ID header and in the log.")
+    request_id: str = Field(description="The X-Request-ID.")
     version: str = Field(description="Version of the service.")
 
 
 class TopWeights(Answer):
-    """The largest weights of each row, in descending order, equal ones by lower index."""
+    """The largest weights of each row, descending, equal ones by lower index."""
 
     indices: Tensor = Field(description="Indices of the keys, int64: [b,] [h,] q, top_k.")
     values: Tensor = Field(description="Weights of these keys, with the same axes.")
@@ -67,11 +67,12 @@ class TopWeights(Answer):
 class AttentionResponse(Answer):
     """The output, metadata, and the results that `include` names.
 
-    Weights, scores, their gradients and hidden_by are score matrices, with the axes [b,] [h,] q, k: b if the layout has
-    it; h if the layout has it or there are several heads. In layouts dl and bdl, q and k are swapped. If the query is a vector, there is no q.
+    Score matrices (weights, scores, hidden_by) are [b,] [h,] q, k; in layouts dl and bdl q and k are swapped. They have b
+    if the layout has it, h if the layout has it or there are several heads, and no q if the query is a vector. grad_x is
+    the gradient of x, in its shape.
     """
 
-    output: Tensor = Field(description="Weights times values, in the layout of the request.")
+    output: Tensor = Field(description="Weights times values. In the layout of the request.")
     metadata: Metadata
     attention_weights: Tensor | None = Field(None, description="Scores normalised over k. A score matrix.")
     weights_without_sinks: Tensor | None = Field(
@@ -85,7 +86,7 @@ class AttentionResponse(Answer):
     scaled_scores: Tensor | None = Field(None, description="scores times scale. A score matrix.")
     capped_scores: Tensor | None = Field(None, description="scaled_scores after softcap. A score matrix.")
     masked_scores: Tensor | None = Field(
-        None, description="capped_scores with bias and ALiBi added, null where a key is hidden. A score matrix."
+        None, description="capped_scores with bias and ALiBi, null where a key is hidden. A score matrix."
     )
     hidden_by: Tensor | None = Field(
         None,
@@ -94,12 +95,12 @@ class AttentionResponse(Answer):
     )
     logsumexp: Tensor | None = Field(
         None,
-        description="[b,] [h,] q: ln of the sum of exp(masked_scores), with the sink; null if there is none of both. "
+        description="[b,] [h,] q: ln of the sum of exp(masked_scores), with the sink; null without any. "
         "It is null where there is neither a visible key nor a sink.",
     )
-    entropy: Tensor | None = Field(None, description="[b,] [h,] q: -sum of w ln w over the weights of a row.")
+    entropy: Tensor | None = Field(None, description="[b,] [h,] q: -sum of w ln w over a row.")
     received: Tensor | None = Field(
-        None, description="[b,] [h,] k: weights of each key, summed over all queries."
+        None, description="[b,] [h,] k: the sum of the weights of each key."
     )
     query: Tensor | None = Field(
         None, description="[b,] [h,] q, d: queries after map, norm and rotation."
@@ -120,36 +121,36 @@ class AttentionResponse(Answer):
         None, description="[b,] h, k, d: past and new values. Send them as the next past_value."
     )
     grad_masked_scores: Tensor | None = Field(
-        None, description="Gradient of masked_scores, 0 where a key is hidden. A score matrix."
+        None, description="Gradient of masked_scores. 0 where a key is hidden. A score matrix."
     )
     grad_scaled_scores: Tensor | None = Field(None, description="Gradient of scaled_scores. A score matrix.")
     grad_scores: Tensor | None = Field(None, description="Gradient of scores. It is scale times the former. A score matrix.")
-    grad_query: Tensor | None = Field(None, description="Gradient of query, in its shape.")
+    grad_query: Tensor | None = Field(None, description="Gradient of query.")
     grad_key: Tensor | None = Field(
-        None, description="Gradient of key, in its shape. Of heads that share a key, it is the sum."
+        None, description="Gradient of key. Of heads that share a key, it is the sum."
     )
-    grad_value: Tensor | None = Field(None, description="Gradient of value, in its shape.")
-    grad_input: Tensor | None = Field(None, description="Gradient of input, in its shape. It is that of all that the input is used for.")
-    grad_context: Tensor | None = Field(None, description="Gradient of context, in its shape. It is that of key and value.")
+    grad_value: Tensor | None = Field(None, description="Gradient of value.")
+    grad_input: Tensor | None = Field(None, description="Gradient of input. It is that of all that the input is used for.")
+    grad_context: Tensor | None = Field(None, description="Gradient of context. It is that of key and value.")
     grad_projection: dict[str, dict[str, Tensor]] | None = Field(
-        None, description="Gradients of the arrays of each map. In their shapes."
+        None, description="Gradient of projection. Of the arrays of each map."
     )
-    grad_past_key: Tensor | None = Field(None, description="Gradient of past_key, in its shape.")
-    grad_past_value: Tensor | None = Field(None, description="Gradient of past_value, in its shape.")
-    grad_query_norm: dict[str, Tensor] | None = Field(None, description="Gradients of weight and bias of query_norm.")
-    grad_key_norm: dict[str, Tensor] | None = Field(None, description="Gradients of weight and bias of key_norm.")
-    grad_value_norm: dict[str, Tensor] | None = Field(None, description="Gradients of weight and bias of value_norm.")
-    grad_output_norm: dict[str, Tensor] | None = Field(None, description="Gradients of weight and bias of output_norm.")
+    grad_past_key: Tensor | None = Field(None, description="Gradient of past_key.")
+    grad_past_value: Tensor | None = Field(None, description="Gradient of past_value.")
+    grad_query_norm: dict[str, Tensor] | None = Field(None, description="Gradient of query_norm. Of its weight and bias.")
+    grad_key_norm: dict[str, Tensor] | None = Field(None, description="Gradient of key_norm. Of its weight and bias.")
+    grad_value_norm: dict[str, Tensor] | None = Field(None, description="Gradient of value_norm. Of its weight and bias.")
+    grad_output_norm: dict[str, Tensor] | None = Field(None, description="Gradient of output_norm. Of its weight and bias.")
     grad_relative_keys: dict[str, Tensor] | None = Field(
-        None, description="Gradients of key and query_bias of relative_keys."
+        None, description="Gradient of relative_keys. Of its key and query_bias."
     )
     grad_scale: NumberOrTensor | None = Field(None, description="Gradient of scale. One number, or one for each head.")
     grad_bias: Tensor | None = Field(
-        None, description="Gradient of bias, in its shape. It is summed over the axes that the bias is broadcast along."
+        None, description="Gradient of bias. It is summed over the axes that the bias is broadcast along."
     )
     grad_alibi_slopes: Tensor | None = Field(None, description="Gradient of alibi_slopes.")
-    grad_sinks: Tensor | None = Field(None, description="Gradient of sinks, in their shape.")
-    grad_gate: Tensor | None = Field(None, description="Gradient of gate, in its shape.")
+    grad_sinks: Tensor | None = Field(None, description="Gradient of sinks.")
+    grad_gate: Tensor | None = Field(None, description="Gradient of gate.")
     query_tokens: Labels | None = Field(None, description="The labels of the request.")
     key_tokens: Labels | None = Field(None, description="The labels of the request.")
 

@@ -42,7 +42,7 @@ class LinearMap(TypedDict, total=False):
 
 
 class GateMap(LinearMap, total=False):
-    """A linear map of the query's source to num_heads x value_dim or num_heads gates."""
+    """A linear map to num_heads x value_dim or num_heads gates."""
 
     activation: Activation | str | None
     """Applied to the mapped numbers. One of sigmoid, softplus, silu, none."""
@@ -52,17 +52,16 @@ class Projection(TypedDict, total=False):
     """Linear maps of source and output. An absent map is the identity."""
 
     query: LinearMap | None
-    """Maps query tokens to num_heads x head_dim features. Default: none, the identity."""
+    """To num_heads x head_dim features. It maps the query tokens. Default: none, the identity."""
     key: LinearMap | None
-    """Maps key tokens to num_kv_heads x head_dim features. Default: none, the identity."""
+    """To num_kv_heads x head_dim features. It maps the key tokens. Default: none, the identity."""
     value: LinearMap | None
-    """Maps value tokens to num_kv_heads x value_dim features. Default: none, the identity."""
+    """To num_kv_heads x value_dim features. It maps the value tokens. Default: none, the identity."""
     output: LinearMap | None
-    """Maps the joined heads to the output. They have num_heads x value_dim features. Rank 2 only. Default: none, the
-    identity."""
+    """Maps the joined heads. They have num_heads x value_dim features. Rank 2 only. Default: none, the identity."""
     gate: GateMap | None
-    """Maps the source of the query to gates. Head outputs are multiplied by them before the output map, as in
-    Qwen3-Next. Default: none."""
+    """Maps the query's source to gates. Head outputs are multiplied by them before the output map, as in Qwen3-Next.
+    Default: none."""
 
 
 class Norm(TypedDict, total=False):
@@ -86,7 +85,7 @@ class Norm(TypedDict, total=False):
 
 
 class Rotary(TypedDict, total=False):
-    """Rotary positions: pairs (x, y) of features become (x cos - y sin, x sin + y cos)."""
+    """Pairs (x, y) of features become (x cos - y sin, x sin + y cos)."""
 
     base: float | None
     """The angle of pair n is position · base^(-2n/dim). Not beside cos and sin. Default: 10000."""
@@ -100,7 +99,7 @@ class Rotary(TypedDict, total=False):
     interleaved: bool | None
     """Pairs are adjacent features if true, else one of each half. Adjacent are (0, 1), (2, 3), …"""
     query_positions: Array | None
-    """Positions of the queries, (q,) or (b, q). Default: past length + index."""
+    """(q,) or (b, q). Positions of the queries. Default: past length + index."""
     key_positions: Array | None
     """Positions of the new keys. Past keys are rotated already. Default: past length + index."""
 
@@ -112,7 +111,7 @@ class RelativeKeys(TypedDict, total=False):
     """([num_heads,] distances, head_dim), by ascending distance. Without num_heads it is for all heads. Distances
     before the first and after the last have the key of these. Default: none, which is an error."""
     first: int | None
-    """The distance j - i - query_offset of the first key. Default: minus half of the distances."""
+    """The distance of the first key. Distances are j - i - query_offset. Default: minus half of the distances."""
     query_bias: Array | None
     """(num_heads, head_dim), added to the queries here only. It is v - u of Transformer-XL, whose u is added to the
     query, or to `projection.query.bias`. Default: none."""
@@ -133,7 +132,7 @@ class SegmentIds(TypedDict, total=False):
     query: Array | None
     """(q,) for all rows, or (b, q). Default: none."""
     key: Array | None
-    """(k,) for all rows, or (b, k), including the past. Default: none."""
+    """(k,) for all rows, or (b, k), with the past. Default: none."""
 
 
 class OwnTolerance(TypedDict, total=False):
@@ -230,13 +229,12 @@ def attend(
         input: Self-attention: used as query, key and value. With `context` it is used as query only. Default: none.
         context: Cross-attention, with `input`: used as key and value. Default: none.
         projection: Maps of source and output. Not in layouts with h. Default: none.
-        layout: The axes of query, key, value, input, context, output. b batch, h heads, l tokens, d features. Without
-            h, the heads are packed in d. In dl and bdl tokens are columns, and score matrices are transposed: their
+        layout: Axes of query, key, value, input, context, output. b batch, h heads, l tokens, d features. Without h,
+            the heads are packed in d. In dl and bdl tokens are columns, and score matrices are transposed: their
             columns sum to one. Default: ld, bld or bhld, by rank. One of ld, dl, bld, lbd, bdl, hld, bhld, blhd.
         num_heads: Query heads. Default: the h axis, the heads of a rank-3 map, or 1.
         num_kv_heads: Key/value heads, a divisor of num_heads. Query head n reads key/value head n // (num_heads //
-            num_kv_heads). It is the key's h axis, or the heads of its rank-3 map. Default: as the key has them, or
-            num_heads.
+            num_kv_heads). Default: the key's h axis, the heads of its map, or num_heads.
         past_key: Cached keys: [b,] h, l, d in every layout. They are prepended to the new keys and not rotated again; h
             is num_kv_heads; l may be 0. The key length includes them. Needs past_value. Default: none.
         past_value: Cached values, in the form of past_key. Needs past_key. Default: none.
@@ -245,14 +243,14 @@ def attend(
         value_norm: Normalises the new values. Those of the past it does not change. Default: none.
         output_norm: Normalises the head outputs. It comes before gates and output map; over all heads it is that of
             [BitNet](https://arxiv.org/abs/2402.17764). A row without a visible key becomes the bias. Default: none.
-        clip_qkv: Above 0: clips query, new keys and new values to -clip_qkv … clip_qkv. As in OLMo and DBRX: after maps
-            and norms, before rotary and norms that follow it. The past is not clipped again. Default: none.
+        clip_qkv: Above 0: clips query, new keys and values to -clip_qkv … clip_qkv. As in OLMo and DBRX: after maps and
+            norms, before rotary and norms that follow it. The past is not clipped again. Default: none.
         rotary: Rotates query and new keys by their positions. From [Su et al. 2021](https://arxiv.org/abs/2104.09864).
             Default: none.
         relative_keys: A key for each distance of query and key. From [Shaw et al.
             2018](https://arxiv.org/abs/1803.02155) and [Dai et al. 2019](https://arxiv.org/abs/1901.02860). Default:
             none.
-        scale: Factor on the scores: one number, or (num_heads,). 1 means unscaled; 0 and less are legal. Default:
+        scale: Factor on the scores: one, or (num_heads,). 1 means unscaled; 0 and less are legal. Default:
             1/sqrt(head_dim).
         softcap: Above 0: scores become softcap · tanh(scaled / softcap). This comes before bias and mask. Default:
             none.
@@ -261,21 +259,21 @@ def attend(
             bias_looks_like_mask. Default: none.
         alibi_slopes: (num_heads,): adds -slope · |i + query_offset - j| to scores. i is the query, j the key. From
             [Press et al. 2021](https://arxiv.org/abs/2108.12409). Default: none.
-        mask: Booleans, broadcast to the score matrices; true: the query attends to the key. The axes are those of
+        mask: Booleans, broadcast to the scores; true: the query attends to the key. The axes are those of score
             matrices as returned: rank 1 is k, rank 4 starts with b, h, rank 3 is per head if there are b and h. A key
             is visible only if every mask allows it. Default: none.
         key_mask: Booleans; true: the key is visible. (k,) for all rows, or (b, k). Default: none.
         is_causal: Query i attends to key j only if j <= i + query_offset.
-        query_offset: Position of the first query among the keys: one integer, or (b,). is_causal, window, chunk_size,
+        query_offset: Position of the first query among the keys: one, or (b,). is_causal, window, chunk_size,
             alibi_slopes and relative_keys count from it. 0 aligns the first query with the first key, k - q the last
             with the last. It is required if there is no past and q differs from k. Default: the length of the past.
         window: Hides keys far from the query. Default: none.
         chunk_size: At least 1: a query attends only to keys of its chunk. The chunk of query i is that of the keys j
             with (i + query_offset) // chunk_size = j // chunk_size, as in Llama 4. Default: none.
-        query_lengths: Queries that are not padding: one integer, or (b,). Weights and outputs of the padding are 0.
-            Default: all.
-        key_lengths: Keys, with the past, that are not padding: one integer, or (b,). Does not change the offset.
-            Default: all.
+        query_lengths: Queries that are not padding: one number, or (b,). Weights and outputs of the padding are 0.
+            Default: none, all.
+        key_lengths: Keys, with the past, that are not padding: one number, or (b,). Does not change the offset.
+            Default: none, all.
         segment_ids: Separates sequences that are packed into one. Default: none.
         selected_keys: Indices of the only keys that a query may see: ..., q, n. The past is counted. The axes are the
             same in every layout, and broadcast as those of `mask`. -1 is no key, an index twice counts once. Other
@@ -296,17 +294,18 @@ def attend(
         backend: auto is that of the service, or torch on CUDA. `ATTENTION_BACKEND` sets that of the service. A service
             computes with ray only if its settings say so. One of auto, numpy, torch, ray.
         device: auto, cpu, cuda or cuda:N. cuda needs the backend torch; with torch, auto is a GPU if any.
-        grad_output: Gradient of a loss with respect to output. It has the shape of output; gradients are computed from
-            it. Default: zeros.
-        grad_logsumexp: Gradient of a loss with respect to logsumexp. It is that of the natural logsumexp of all heads
-            and queries: [b,] [h,] q. Default: zeros.
+        grad_output: Gradient of a loss by the output. It has the shape of output; gradients are computed from it.
+            Default: zeros.
+        grad_logsumexp: Gradient of a loss by the logsumexp. It is that of the natural logsumexp of all heads and
+            queries: [b,] [h,] q. Default: zeros.
         gradients: all: return all gradients. They are those of all fields of the request that have one, as if `include`
             named them; without `include`, no weights are returned. Default: those in include. One of all.
         include: Results beside output and metadata. The response describes each name. With `gradients` the default is
             nothing. Default: attention_weights.
-        select_heads: Return results of these heads only. Results are those of scores, weights and rows. Default: all.
+        select_heads: Return results of these heads only. Results are those of scores, weights and rows. Default: none,
+            all.
         select_queries: Return results of these queries only. Results are those of scores, weights and rows; received is
-            of all queries. Default: all.
+            of all queries. Default: none, all.
         average_heads: Average weights over the (selected) heads. They are attention_weights, weights_without_sinks and
             received; their h axis is dropped.
         top_k: Return the largest weights of each row, as top_weights. They are top_k at most, and replace

@@ -81,8 +81,8 @@ INFERENCE_EXAMPLE: Final = {
 # Headers that middleware and error handlers add to responses, with their types.
 HEADERS: Final = {
     "X-Request-ID": ("string", "The id of the request."),
-    "Server-Timing": ("string", "Milliseconds of the steps of the request."),
-    "Retry-After": ("integer", "Seconds after which the request may succeed."),
+    "Server-Timing": ("string", "Milliseconds of each step."),
+    "Retry-After": ("integer", "Seconds to wait before the next try."),
     "WWW-Authenticate": ("string", "How to authenticate: Bearer."),
 }
 
@@ -93,13 +93,12 @@ Responses = dict[int | str, dict[str, Any]]
 
 
 def problems(*statuses: int, media_type: str = MEDIA_TYPE, model: type[BaseModel] = Problem) -> Responses:
-    """Problem responses for these statuses. The description of each has its codes, or their titles."""
+    """Problem responses for these statuses. GET /problems/{code} describes their codes."""
     found: Responses = {}
     for status in statuses:
         kinds = [kind for kind in error_classes().values() if kind.status == status]
-        names = [kind.code if model is Problem else kind.title for kind in kinds]
-        content = {media_type: {"schema": _reference(model)}}
-        found[status] = {"description": f"{'; '.join(names)}.", "content": content}
+        titles = ". ".join(kind.title for kind in kinds if kind.__base__ not in kinds)
+        found[status] = {"description": f"{titles}.", "content": {media_type: {"schema": _reference(model)}}}
     return found
 
 

@@ -59,7 +59,7 @@ class LinearMap(Part):
 
 
 class GateMap(LinearMap):
-    """A linear map of the query's source to num_heads x value_dim or num_heads gates."""
+    """A linear map to num_heads x value_dim or num_heads gates."""
 
     activation: spec.Activation | None = "sigmoid"
     """Applied to the mapped numbers."""
@@ -69,17 +69,16 @@ class Projection(Part):
     """Linear maps of source and output. An absent map is the identity."""
 
     query: LinearMap | None = None
-    """Maps query tokens to num_heads x head_dim features. Default: none, the identity."""
+    """To num_heads x head_dim features. It maps the query tokens. Default: none, the identity."""
     key: LinearMap | None = None
-    """Maps key tokens to num_kv_heads x head_dim features. Default: none, the identity."""
+    """To num_kv_heads x head_dim features. It maps the key tokens. Default: none, the identity."""
     value: LinearMap | None = None
-    """Maps value tokens to num_kv_heads x value_dim features. Default: none, the identity."""
+    """To num_kv_heads x value_dim features. It maps the value tokens. Default: none, the identity."""
     output: LinearMap | None = None
-    """Maps the joined heads to the output. They have num_heads x value_dim features. Rank 2 only. Default: none, the
-    identity."""
+    """Maps the joined heads. They have num_heads x value_dim features. Rank 2 only. Default: none, the identity."""
     gate: GateMap | None = None
-    """Maps the source of the query to gates. Head outputs are multiplied by them before the output map, as in
-    Qwen3-Next. Default: none."""
+    """Maps the query's source to gates. Head outputs are multiplied by them before the output map, as in Qwen3-Next.
+    Default: none."""
 
 
 class Norm(Part):
@@ -103,7 +102,7 @@ class Norm(Part):
 
 
 class Rotary(Part):
-    """Rotary positions: pairs (x, y) of features become (x cos - y sin, x sin + y cos)."""
+    """Pairs (x, y) of features become (x cos - y sin, x sin + y cos)."""
 
     base: float | None = None
     """The angle of pair n is position · base^(-2n/dim). Not beside cos and sin. Default: 10000."""
@@ -117,7 +116,7 @@ class Rotary(Part):
     interleaved: bool | None = False
     """Pairs are adjacent features if true, else one of each half. Adjacent are (0, 1), (2, 3), …"""
     query_positions: Integers | None = None
-    """Positions of the queries, (q,) or (b, q). Default: past length + index."""
+    """(q,) or (b, q). Positions of the queries. Default: past length + index."""
     key_positions: Integers | None = None
     """Positions of the new keys. Past keys are rotated already. Default: past length + index."""
 
@@ -129,7 +128,7 @@ class RelativeKeys(Part):
     """([num_heads,] distances, head_dim), by ascending distance. Without num_heads it is for all heads. Distances
     before the first and after the last have the key of these. Default: none, which is an error."""
     first: int | None = None
-    """The distance j - i - query_offset of the first key. Default: minus half of the distances."""
+    """The distance of the first key. Distances are j - i - query_offset. Default: minus half of the distances."""
     query_bias: Matrix | None = None
     """(num_heads, head_dim), added to the queries here only. It is v - u of Transformer-XL, whose u is added to the
     query, or to `projection.query.bias`. Default: none."""
@@ -150,11 +149,11 @@ class SegmentIds(Part):
     query: Integers | None = None
     """(q,) for all rows, or (b, q). Default: none."""
     key: Integers | None = None
-    """(k,) for all rows, or (b, k), including the past. Default: none."""
+    """(k,) for all rows, or (b, k), with the past. Default: none."""
 
 
 class AttentionRequest(Closed):
-    """A request. The source is exactly one of: query, key and value; input alone; input and context."""
+    """The source is exactly one of: query, key and value; input alone; input and context."""
 
     elsewhere = dict.fromkeys(("call", "version", "arguments"), OF_CALLS)
 
@@ -175,14 +174,14 @@ class AttentionRequest(Closed):
     """Name of a stored layer, whose fields are added. GET /layers lists them. The request has all fields of the layer
     that it does not have itself. Not beside projection. Default: none."""
     layout: spec.Layout | None = None
-    """The axes of query, key, value, input, context, output. b batch, h heads, l tokens, d features. Without h, the
-    heads are packed in d. In dl and bdl tokens are columns, and score matrices are transposed: their columns sum to
-    one. Default: ld, bld or bhld, by rank."""
+    """Axes of query, key, value, input, context, output. b batch, h heads, l tokens, d features. Without h, the heads
+    are packed in d. In dl and bdl tokens are columns, and score matrices are transposed: their columns sum to one.
+    Default: ld, bld or bhld, by rank."""
     num_heads: Annotated[int, Field(ge=1)] | None = None
     """Query heads. Default: the h axis, the heads of a rank-3 map, or 1."""
     num_kv_heads: Annotated[int, Field(ge=1)] | None = None
-    """Key/value heads, a divisor of num_heads. Query head n reads key/value head n // (num_heads // num_kv_heads). It
-    is the key's h axis, or the heads of its rank-3 map. Default: as the key has them, or num_heads."""
+    """Key/value heads, a divisor of num_heads. Query head n reads key/value head n // (num_heads // num_kv_heads).
+    Default: the key's h axis, the heads of its map, or num_heads."""
     past_key: Past | None = None
     """Cached keys: [b,] h, l, d in every layout. They are prepended to the new keys and not rotated again; h is
     num_kv_heads; l may be 0. The key length includes them. Needs past_value. Default: none."""
@@ -198,7 +197,7 @@ class AttentionRequest(Closed):
     """Normalises the head outputs. It comes before gates and output map; over all heads it is that of
     [BitNet](https://arxiv.org/abs/2402.17764). A row without a visible key becomes the bias. Default: none."""
     clip_qkv: float | None = None
-    """Above 0: clips query, new keys and new values to -clip_qkv … clip_qkv. As in OLMo and DBRX: after maps and norms,
+    """Above 0: clips query, new keys and values to -clip_qkv … clip_qkv. As in OLMo and DBRX: after maps and norms,
     before rotary and norms that follow it. The past is not clipped again. Default: none."""
     rotary: Rotary | None = None
     """Rotates query and new keys by their positions. From [Su et al. 2021](https://arxiv.org/abs/2104.09864). Default:
@@ -207,8 +206,7 @@ class AttentionRequest(Closed):
     """A key for each distance of query and key. From [Shaw et al. 2018](https://arxiv.org/abs/1803.02155) and
     [Dai et al. 2019](https://arxiv.org/abs/1901.02860). Default: none."""
     scale: NumberOrNumbers | None = None
-    """Factor on the scores: one number, or (num_heads,). 1 means unscaled; 0 and less are legal. Default:
-    1/sqrt(head_dim)."""
+    """Factor on the scores: one, or (num_heads,). 1 means unscaled; 0 and less are legal. Default: 1/sqrt(head_dim)."""
     softcap: float | None = None
     """Above 0: scores become softcap · tanh(scaled / softcap). This comes before bias and mask. Default: none."""
     bias: Bias | None = None
@@ -219,15 +217,15 @@ class AttentionRequest(Closed):
     """(num_heads,): adds -slope · |i + query_offset - j| to scores. i is the query, j the key. From [Press et al.
     2021](https://arxiv.org/abs/2108.12409). Default: none."""
     mask: Mask | None = None
-    """Booleans, broadcast to the score matrices; true: the query attends to the key. The axes are those of matrices as
-    returned: rank 1 is k, rank 4 starts with b, h, rank 3 is per head if there are b and h. A key is visible only if every mask allows it. Default:
-    none."""
+    """Booleans, broadcast to the scores; true: the query attends to the key. The axes are those of score matrices as
+    returned: rank 1 is k, rank 4 starts with b, h, rank 3 is per head if there are b and h. A key is visible only if
+    every mask allows it. Default: none."""
     key_mask: KeyMask | None = None
     """Booleans; true: the key is visible. (k,) for all rows, or (b, k). Default: none."""
     is_causal: bool | None = False
     """Query i attends to key j only if j <= i + query_offset."""
     query_offset: IntegerOrIntegers | None = None
-    """Position of the first query among the keys: one integer, or (b,). is_causal, window, chunk_size, alibi_slopes and
+    """Position of the first query among the keys: one, or (b,). is_causal, window, chunk_size, alibi_slopes and
     relative_keys count from it. 0 aligns the first query with the first key, k - q the last with the last. It is
     required if there is no past and q differs from k. Default: the length of the past."""
     window: Window | None = None
@@ -236,9 +234,11 @@ class AttentionRequest(Closed):
     """At least 1: a query attends only to keys of its chunk. The chunk of query i is that of the keys j with (i +
     query_offset) // chunk_size = j // chunk_size, as in Llama 4. Default: none."""
     query_lengths: IntegerOrIntegers | None = None
-    """Queries that are not padding: one integer, or (b,). Weights and outputs of the padding are 0. Default: all."""
+    """Queries that are not padding: one number, or (b,). Weights and outputs of the padding are 0. Default: none,
+    all."""
     key_lengths: IntegerOrIntegers | None = None
-    """Keys, with the past, that are not padding: one integer, or (b,). Does not change the offset. Default: all."""
+    """Keys, with the past, that are not padding: one number, or (b,). Does not change the offset. Default: none,
+    all."""
     segment_ids: SegmentIds | None = None
     """Separates sequences that are packed into one. Default: none."""
     selected_keys: IntegerMatrix | None = None
@@ -265,11 +265,10 @@ class AttentionRequest(Closed):
     device: Device | None = "auto"
     """auto, cpu, cuda or cuda:N. cuda needs the backend torch; with torch, auto is a GPU if any."""
     grad_output: Matrix | None = None
-    """Gradient of a loss with respect to output. It has the shape of output; gradients are computed from it. Default:
-    zeros."""
+    """Gradient of a loss by the output. It has the shape of output; gradients are computed from it. Default: zeros."""
     grad_logsumexp: Vector | None = None
-    """Gradient of a loss with respect to logsumexp. It is that of the natural logsumexp of all heads and queries: [b,]
-    [h,] q. Default: zeros."""
+    """Gradient of a loss by the logsumexp. It is that of the natural logsumexp of all heads and queries: [b,] [h,] q.
+    Default: zeros."""
     gradients: spec.AllGradients | None = None
     """all: return all gradients. They are those of all fields of the request that have one, as if `include` named them;
     without `include`, no weights are returned. Default: those in include."""
@@ -277,10 +276,10 @@ class AttentionRequest(Closed):
     """Results beside output and metadata. The response describes each name. With `gradients` the default is nothing.
     Default: attention_weights."""
     select_heads: Integers | None = None
-    """Return results of these heads only. Results are those of scores, weights and rows. Default: all."""
+    """Return results of these heads only. Results are those of scores, weights and rows. Default: none, all."""
     select_queries: Integers | None = None
     """Return results of these queries only. Results are those of scores, weights and rows; received is of all queries.
-    Default: all."""
+    Default: none, all."""
     average_heads: bool | None = False
     """Average weights over the (selected) heads. They are attention_weights, weights_without_sinks and received; their
     h axis is dropped."""

@@ -27,7 +27,7 @@ from attention_service.schemas.compare import Certainty, Liberty, LogsumexpBase,
 from attention_service.schemas.heatmap import Bins, Colours, Stage, Theme
 from attention_service.schemas.inference import Datatype, InferenceError, InferenceRequest
 from attention_service.schemas.problem import Problem
-from attention_service.schemas.request import Encoding
+from attention_service.schemas.request import AttentionRequest, Encoding
 from attention_service.settings import Settings
 
 JSON: Final = "application/json"
@@ -235,26 +235,20 @@ def _add_models(schemas: dict[str, Any]) -> None:
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     schemas.update({name: _simplified(schema) for name, schema in schemas.items()})
-    for model in reversed(requests):  # those that extend others come after them
+    shared = schemas[AttentionRequest.__name__]["properties"]
+    schemas[AttentionRequest.__name__]["properties"] = dict(sorted(shared.items(), key=_rank))
+    for model in requests:
         schema = schemas[model.__name__]
         del schema["additionalProperties"]
-        schema["properties"] = dict(sorted(schema["properties"].items(), key=_rank))
-        base = next((base for base in model.__mro__[1:] if base in requests), None)
-        if base is not None:
-            schemas[model.__name__] = _extension(schema, base, schemas[base.__name__])
+        if issubclass(model, AttentionRequest) and model is not AttentionRequest:
+            own = {name: field for name, field in schema["properties"].items() if field != shared.get(name)}
+            schema |= {"allOf": [_reference(AttentionRequest)], "properties": own}
     schemas.update({name: {"type": "string", "enum": [*values]} for name, values in ENUMS.items()})
 
 
 def _rank(field: tuple[str, Any]) -> int:
     """The place of a field among those that most people use, or the one after them."""
     return FIRST.index(field[0]) if field[0] in FIRST else len(FIRST)
-
-
-def _extension(schema: dict[str, Any], base: type[BaseModel], inherited: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a request that extends another one, with only the fields that the other one has not."""
-    known = inherited["properties"].items()
-    own = dict(item for item in schema["properties"].items() if item not in known)
-    return schema | {"allOf": [_reference(base)], "properties": own}
 
 
 def _simplified(schema: Any) -> Any:

@@ -48,7 +48,7 @@ class TensorOperation(NamedTuple):
 def compute_attention(engine: Engine) -> AttentionOperation:
     """Computes scaled dot-product attention exactly: softmax(scale · q kᵀ + bias) v. Each variant of it is a field.
 
-    The smallest request is `query`, `key` and `value`. Large arrays are faster in npz or safetensors.
+    `query`, `key` and `value` are enough. Large arrays are faster in npz or safetensors.
     """
     return engine.attention
 

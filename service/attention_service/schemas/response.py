@@ -50,11 +50,11 @@ class Metadata(Answer):
     warnings: list[Warning] = Field(description="Usually empty.")
     hidden_by: dict[str, int] | None = Field(
         None,
-        description="The bits of `hidden_by` by field. They are of fields of the request that hide keys. Absent if `include` does not "
-        "name hidden_by.",
+        description="The bits of `hidden_by` by field. They are those of the fields that hide keys. Absent if `include` "
+        "does not name hidden_by.",
     )
     request_id: str = Field(description="The X-Request-ID.")
-    version: str = Field(description="Version of the service.")
+    version: str = Field(description="Of the service.")
 
 
 class TopWeights(Answer):
@@ -87,8 +87,8 @@ class AttentionResponse(Answer):
     )
     hidden_by: Tensor | None = Field(
         None,
-        description="The bits of the fields that hide a key, int32. They are the sum of the bits of all fields that hide it "
-        "from a query (metadata.hidden_by names them), or 0. A score matrix.",
+        description="The bits of the fields that hide a key, int32. They are the sum of the bits of all fields that "
+        "hide it from a query (metadata.hidden_by names them), or 0. A score matrix.",
     )
     logsumexp: Tensor | None = Field(
         None,

@@ -33,7 +33,7 @@ Status = Literal["correct", "imprecise", "wrong", "inconclusive"]
 
 
 class ArraysByName(Closed):
-    """What a kernel returned, by the names of AttentionResponse. null is NaN, or minus infinity where a response has it."""
+    """What a kernel returned, by the names of AttentionResponse. null is NaN, or minus infinity as there."""
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays that were sent, by name."""

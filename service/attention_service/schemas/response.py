@@ -50,8 +50,8 @@ class Metadata(Answer):
     warnings: list[Warning] = Field(description="Usually empty.")
     hidden_by: dict[str, int] | None = Field(
         None,
-        description="The bits of `hidden_by` by field. They are those of the fields that hide keys. Absent if `include` "
-        "does not name hidden_by.",
+        description="The bits of `hidden_by` by field. These are the fields that hide keys. Absent if `include` does "
+        "not name hidden_by.",
     )
     request_id: str = Field(description="The X-Request-ID.")
     version: str = Field(description="Of the service.")

@@ -71,7 +71,7 @@ class Norm(TypedDict, total=False):
     """rms, or layer: the mean is subtracted first. rms is by [Zhang & Sennrich 2019](https://arxiv.org/abs/1910.07467),
     layer by [Ba et al. 2016](https://arxiv.org/abs/1607.06450). One of rms, layer."""
     over: NormOver | str | None
-    """Features of each head, or of all heads. Those of all heads of a token are taken as before they are split. One of
+    """Features of each head, or of all heads. all: those of all heads of a token, as before they are split. One of
     head, all."""
     position: NormPosition | str | None
     """Before or after the rotation. Of values and head outputs, before only. One of before, after."""
@@ -224,11 +224,11 @@ def attend(
     Args:
         query: Queries, with the axes of `layout`. A vector (rank 1) is one token, in layouts ld and dl; output and
             score matrices then have no query axis. Default: none.
-        key: Keys, with as many features per head as the queries. They have the same layout. Default: none.
-        value: Values, with as many tokens as the key. They have the same layout. Default: none.
+        key: Keys, with as many features per head as the queries. Their layout is that of the queries. Default: none.
+        value: Values, with as many tokens as the key. Their layout is that of the queries. Default: none.
         input: Self-attention: used as query, key and value. With `context` it is used as query only. Default: none.
         context: Cross-attention, with `input`: used as key and value. Default: none.
-        projection: Maps of source and output. Not in layouts with h. Default: none.
+        projection: Applied before and after attention. Not in layouts with h. Default: none.
         layout: Axes of query, key, value, input, context, output. b batch, h heads, l tokens, d features. Without h,
             the heads are packed in d. In dl and bdl tokens are columns, and score matrices are transposed: their
             columns sum to one. Default: ld, bld or bhld, by rank. One of ld, dl, bld, lbd, bdl, hld, bhld, blhd.
@@ -239,8 +239,8 @@ def attend(
             is num_kv_heads; l may be 0. The key length includes them. Needs past_value. Default: none.
         past_value: Cached values, in the form of past_key. Needs past_key. Default: none.
         query_norm: Normalises the queries. It comes after their map. Default: none.
-        key_norm: Normalises the new keys. Those of the past it does not change. Default: none.
-        value_norm: Normalises the new values. Those of the past it does not change. Default: none.
+        key_norm: Normalises the new keys. It does not change those of the past. Default: none.
+        value_norm: Normalises the new values. It does not change those of the past. Default: none.
         output_norm: Normalises the head outputs. It comes before gates and output map; over all heads it is that of
             [BitNet](https://arxiv.org/abs/2402.17764). A row without a visible key becomes the bias. Default: none.
         clip_qkv: Above 0: clips query, new keys and values to -clip_qkv … clip_qkv. As in OLMo and DBRX: after maps and
@@ -294,18 +294,17 @@ def attend(
         backend: auto is that of the service, or torch on CUDA. `ATTENTION_BACKEND` sets that of the service. A service
             computes with ray only if its settings say so. One of auto, numpy, torch, ray.
         device: auto, cpu, cuda or cuda:N. cuda needs the backend torch; with torch, auto is a GPU if any.
-        grad_output: Gradient of a loss by the output. It has the shape of output; gradients are computed from it.
-            Default: zeros.
-        grad_logsumexp: Gradient of a loss by the logsumexp. It is that of the natural logsumexp of all heads and
-            queries: [b,] [h,] q. Default: zeros.
+        grad_output: Upstream gradient of output: that of a loss. It has the shape of output; gradients are computed
+            from it. Default: zeros.
+        grad_logsumexp: Upstream gradient of logsumexp: that of a loss. It is that of the natural logsumexp of all heads
+            and queries: [b,] [h,] q. Default: zeros.
         gradients: all: return all gradients. They are those of all fields of the request that have one, as if `include`
             named them; without `include`, no weights are returned. Default: those in include. One of all.
         include: Results beside output and metadata. The response describes each name. With `gradients` the default is
             nothing. Default: attention_weights.
-        select_heads: Return results of these heads only. Results are those of scores, weights and rows. Default: none,
-            all.
-        select_queries: Return results of these queries only. Results are those of scores, weights and rows; received is
-            of all queries. Default: none, all.
+        select_heads: Return results of these heads only. Scores, weights and rows are such results. Default: none, all.
+        select_queries: Return results of these queries only. Scores, weights and rows are such results; received is of
+            all queries. Default: none, all.
         average_heads: Average weights over the (selected) heads. They are attention_weights, weights_without_sinks and
             received; their h axis is dropped.
         top_k: Return the largest weights of each row, as top_weights. They are top_k at most, and replace

@@ -89,7 +89,7 @@ class Norm(Part):
     [Zhang & Sennrich 2019](https://arxiv.org/abs/1910.07467), layer by
     [Ba et al. 2016](https://arxiv.org/abs/1607.06450)."""
     over: spec.NormOver | None = "head"
-    """Features of each head, or of all heads. Those of all heads of a token are taken as before they are split."""
+    """Features of each head, or of all heads. all: those of all heads of a token, as before they are split."""
     position: spec.NormPosition | None = "before"
     """Before or after the rotation. Of values and head outputs, before only."""
     weight: Vector | None = None
@@ -161,15 +161,15 @@ class AttentionRequest(Closed):
     """Queries, with the axes of `layout`. A vector (rank 1) is one token, in layouts ld and dl; output and score
     matrices then have no query axis. Default: none."""
     key: Matrix | None = None
-    """Keys, with as many features per head as the queries. They have the same layout. Default: none."""
+    """Keys, with as many features per head as the queries. Their layout is that of the queries. Default: none."""
     value: Matrix | None = None
-    """Values, with as many tokens as the key. They have the same layout. Default: none."""
+    """Values, with as many tokens as the key. Their layout is that of the queries. Default: none."""
     input: Matrix | None = None
     """Self-attention: used as query, key and value. With `context` it is used as query only. Default: none."""
     context: Matrix | None = None
     """Cross-attention, with `input`: used as key and value. Default: none."""
     projection: Projection | None = None
-    """Maps of source and output. Not in layouts with h. Default: none."""
+    """Applied before and after attention. Not in layouts with h. Default: none."""
     layer: str | None = None
     """Name of a stored layer, whose fields are added. GET /layers lists them. The request has all fields of the layer
     that it does not have itself. Not beside projection. Default: none."""
@@ -190,9 +190,9 @@ class AttentionRequest(Closed):
     query_norm: Norm | None = None
     """Normalises the queries. It comes after their map. Default: none."""
     key_norm: Norm | None = None
-    """Normalises the new keys. Those of the past it does not change. Default: none."""
+    """Normalises the new keys. It does not change those of the past. Default: none."""
     value_norm: Norm | None = None
-    """Normalises the new values. Those of the past it does not change. Default: none."""
+    """Normalises the new values. It does not change those of the past. Default: none."""
     output_norm: Norm | None = None
     """Normalises the head outputs. It comes before gates and output map; over all heads it is that of
     [BitNet](https://arxiv.org/abs/2402.17764). A row without a visible key becomes the bias. Default: none."""
@@ -265,10 +265,11 @@ class AttentionRequest(Closed):
     device: Device | None = "auto"
     """auto, cpu, cuda or cuda:N. cuda needs the backend torch; with torch, auto is a GPU if any."""
     grad_output: Matrix | None = None
-    """Gradient of a loss by the output. It has the shape of output; gradients are computed from it. Default: zeros."""
+    """Upstream gradient of output: that of a loss. It has the shape of output; gradients are computed from it. Default:
+    zeros."""
     grad_logsumexp: Vector | None = None
-    """Gradient of a loss by the logsumexp. It is that of the natural logsumexp of all heads and queries: [b,] [h,] q.
-    Default: zeros."""
+    """Upstream gradient of logsumexp: that of a loss. It is that of the natural logsumexp of all heads and queries:
+    [b,] [h,] q. Default: zeros."""
     gradients: spec.AllGradients | None = None
     """all: return all gradients. They are those of all fields of the request that have one, as if `include` named them;
     without `include`, no weights are returned. Default: those in include."""
@@ -276,9 +277,9 @@ class AttentionRequest(Closed):
     """Results beside output and metadata. The response describes each name. With `gradients` the default is nothing.
     Default: attention_weights."""
     select_heads: Integers | None = None
-    """Return results of these heads only. Results are those of scores, weights and rows. Default: none, all."""
+    """Return results of these heads only. Scores, weights and rows are such results. Default: none, all."""
     select_queries: Integers | None = None
-    """Return results of these queries only. Results are those of scores, weights and rows; received is of all queries.
+    """Return results of these queries only. Scores, weights and rows are such results; received is of all queries.
     Default: none, all."""
     average_heads: bool | None = False
     """Average weights over the (selected) heads. They are attention_weights, weights_without_sinks and received; their

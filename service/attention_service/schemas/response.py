@@ -87,8 +87,8 @@ class AttentionResponse(Answer):
     )
     hidden_by: Tensor | None = Field(
         None,
-        description="The bits of the fields that hide a key, int32. They are the sum of the bits of all fields that "
-        "hide it from a query (metadata.hidden_by names them), or 0. A score matrix.",
+        description="The bits of the fields that hide a key, int32. Their sum, 0 for none; "
+        "metadata.hidden_by names them. A score matrix.",
     )
     logsumexp: Tensor | None = Field(
         None,

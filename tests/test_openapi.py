@@ -21,6 +21,7 @@ import jsonschema
 import numpy as np
 import pytest
 from openapi_spec_validator import OpenAPIV30SpecValidator, OpenAPIV31SpecValidator
+from pydantic import BaseModel
 
 from attention_service.codecs.table import CODECS
 from attention_service.errors import error_classes
@@ -357,7 +358,13 @@ def test_the_document_is_small(client: httpx.Client) -> None:
 
 def test_every_field_of_a_request_has_a_default() -> None:
     """The document says that a field without one is absent; docs/ have the word none."""
-    models = [AttentionRequest, InferenceRequest, InferenceInput, InferenceRequestedOutput, *Part.__subclasses__()]
+    models: list[type[BaseModel]] = [
+        AttentionRequest,
+        InferenceRequest,
+        InferenceInput,
+        InferenceRequestedOutput,
+        *Part.__subclasses__(),
+    ]
     missing = [
         f"{model.__name__}.{name}"
         for model in models

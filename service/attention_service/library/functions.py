@@ -294,10 +294,10 @@ def attend(
         backend: auto is that of the service, or torch on CUDA. `ATTENTION_BACKEND` sets that of the service. A service
             computes with ray only if its settings say so. One of auto, numpy, torch, ray.
         device: auto, cpu, cuda or cuda:N. cuda needs the backend torch; with torch, auto is a GPU if any.
-        grad_output: Upstream gradient of output: that of a loss. It has the shape of output; gradients are computed
+        grad_output: Upstream gradient of output. It is that of a loss, in the shape of output; gradients are computed
             from it. Default: zeros.
-        grad_logsumexp: Upstream gradient of logsumexp: that of a loss. It is that of the natural logsumexp of all heads
-            and queries: [b,] [h,] q. Default: zeros.
+        grad_logsumexp: Upstream gradient of logsumexp. It is that of the natural logsumexp of all heads and queries:
+            [b,] [h,] q. Default: zeros.
         gradients: all: return all gradients. They are those of all fields of the request that have one, as if `include`
             named them; without `include`, no weights are returned. Default: those in include. One of all.
         include: Results beside output and metadata. The response describes each name. With `gradients` the default is

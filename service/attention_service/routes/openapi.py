@@ -177,7 +177,8 @@ def build(app: FastAPI) -> dict[str, Any]:
             name: {"description": description, "required": True, "schema": {"type": kind}}
             for name, (kind, description) in HEADERS.items()
         }
-        shared = document["components"]["responses"] = {}
+        shared: dict[str, Any] = {}
+        document["components"]["responses"] = shared
         for path in document["paths"].values():
             for method, operation in path.items():
                 if "HTTPValidationError" in str(operation["responses"].get("422")):  # no operation answers so

@@ -265,11 +265,11 @@ class AttentionRequest(Closed):
     device: Device | None = "auto"
     """auto, cpu, cuda or cuda:N. cuda needs the backend torch; with torch, auto is a GPU if any."""
     grad_output: Matrix | None = None
-    """Upstream gradient of output: that of a loss. It has the shape of output; gradients are computed from it. Default:
-    zeros."""
+    """Upstream gradient of output. It is that of a loss, in the shape of output; gradients are computed from it.
+    Default: zeros."""
     grad_logsumexp: Vector | None = None
-    """Upstream gradient of logsumexp: that of a loss. It is that of the natural logsumexp of all heads and queries:
-    [b,] [h,] q. Default: zeros."""
+    """Upstream gradient of logsumexp. It is that of the natural logsumexp of all heads and queries: [b,] [h,] q.
+    Default: zeros."""
     gradients: spec.AllGradients | None = None
     """all: return all gradients. They are those of all fields of the request that have one, as if `include` named them;
     without `include`, no weights are returned. Default: those in include."""

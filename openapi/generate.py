@@ -49,32 +49,24 @@ from attention_service.settings import Settings, table
 ROOT = Path(__file__).resolve().parent.parent
 CASES = ROOT / "tests" / "cases"
 PAGE = ROOT / "service" / "attention_service" / "page"
+ROUTES = ROOT / "service" / "attention_service" / "routes"
 PROTOCOLS = ("inference.proto", "health.proto")
 INFERENCE = ROOT / "service" / "attention_service" / "codecs" / "oip"
 # Characters of a line of the examples, unless an array takes more.
 LINE = 120
-# The cases that the API document shows, by what they demonstrate; of the first with its answer.
-EXAMPLES = ("animals_two_queries", "causal", "self_attention_scaled", "multihead", "six_tokens_trained")
-
-
-def examples() -> str:
-    """The requests of some golden cases as OpenAPI examples. They ship with the package, the cases do not."""
-    cases = {name: json.loads((CASES / f"{name}.json").read_text(encoding="utf-8")) for name in EXAMPLES}
-    shown = {name: {"summary": case["title"], "value": case["request"]} for name, case in cases.items()}
-    return compact(shown) + "\n"
 
 
 def example_answer() -> str:
-    """The answer to the first of them, to eight decimals: the last ones differ from machine to machine."""
+    """The answer to the first example of a request, to eight decimals: the last ones differ from machine to machine."""
     request, result = example(Engine(Settings.model_construct()))
     fields = answer(request.shared.spec, result, request_id="5f0c2a9e7d1b4e6f8a3c0d9b7e5f1a2c")
     return compact(json.loads(json.dumps(fields, default=lambda array: array.round(8).tolist()))) + "\n"
 
 
 def example(engine: Engine) -> tuple[PreparedRequest, Result]:
-    """The first of them, prepared, and its result."""
-    request = json.loads((CASES / f"{EXAMPLES[0]}.json").read_text(encoding="utf-8"))["request"]
-    prepared = engine.attention.prepare(CODECS["application/json"].decode(json.dumps(request).encode(), 2**20))
+    """The first example of a request in the API document, prepared, and its result."""
+    first, *_ = json.loads((ROUTES / "compute_attention.json").read_text(encoding="utf-8")).values()
+    prepared = engine.attention.prepare(CODECS["application/json"].decode(json.dumps(first["value"]).encode(), 2**20))
     return prepared, engine.attention.compute(prepared, no_check)
 
 
@@ -332,15 +324,14 @@ def write(path: Path, content: str | bytes) -> bool:
 
 
 def main() -> None:
-    """Write everything, the examples first: the document holds them."""
+    """Write everything, the example of an answer first: the document holds it."""
     docs = ROOT / "docs"
     protocol = docs / "inference-protocol.md"
     changed = []
     made: tuple[tuple[Path, Callable[[], str | bytes]], ...] = (
         (ROOT / "service" / "attention_service" / "library" / "functions.py", functions),
         (INFERENCE / "inference.binpb", compiled),
-        (ROOT / "service" / "attention_service" / "routes" / "compute_attention.json", examples),
-        (ROOT / "service" / "attention_service" / "routes" / "answer.json", example_answer),
+        (ROUTES / "answer.json", example_answer),
         (ROOT / "openapi" / "openapi.json", document),
         (docs / "images" / "animals.svg", readme_picture),
         (docs / "images" / "sentence.svg", sentence_picture),

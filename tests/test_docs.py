@@ -23,7 +23,7 @@ from attention_service.version import __version__
 from benchmarks.judges import JUDGES
 from tests.cases import CASES
 from tests.conftest import app, serving
-from tests.helpers.documents import BLOCK, BLOCKS, PAGES, ROOT, Block
+from tests.helpers.documents import BLOCKS, PAGES, ROOT, Block
 
 # Blocks that cannot run here, by page and first words, each with what runs it instead, or why nothing does.
 ELSEWHERE = {
@@ -356,18 +356,3 @@ def test_every_setting_and_error_code_is_documented() -> None:
     assert all(f"`ATTENTION_{name.upper()}`" in settings for name in Settings.model_fields)
     errors = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
     assert all(f"`{code}`" in errors for code in error_classes())
-
-
-def test_the_description_of_the_operation_shows_how_to_send_binary_formats(address: str, tmp_path: Path) -> None:
-    """In Swagger: a program that writes the files, and commands that send them."""
-    document = json.loads((ROOT / "openapi" / "openapi.json").read_text(encoding="utf-8"))
-    description = document["paths"]["/attention"]["post"]["description"]
-    program, commands = (Block("openapi.json", 0, match[1], match[3]) for match in BLOCK.finditer(description))
-    (tmp_path / "write.py").write_text(program.text, encoding="utf-8")
-    if shutil.which("curl") is None:
-        pytest.skip("curl is not installed")
-    Block("openapi.json", 0, SHELL, f"python write.py\n{commands.text}").run(address, tmp_path)
-    with np.load(tmp_path / "answer.npz") as answer:
-        expected = answer["output"]
-    assert expected[0].tolist() == [1, 0, 0]
-    np.testing.assert_array_equal(safetensors.numpy.load_file(tmp_path / "answer.safetensors")["output"], expected)

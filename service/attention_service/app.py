@@ -46,12 +46,15 @@ them, all intermediate results.
 
 Axes are named by letters: `b` batch, `h` heads, `l` tokens (`q` in the query, `k` in key and value), `d` features.
 Errors are problem details (RFC 9457) with a stable `code` and a JSON pointer to each fault. On an optional field
-`null` means absent.
+`null` means absent, which is its default if it names no other one. npz and safetensors hold arrays by the names of
+their fields, nested ones dotted, and the rest as JSON text (docs/formats.md). A sentence describes each field here;
+docs/attention.md has the rest.
 """
 TAGS = [
-    {"name": "attention", "description": "Compute attention, and describe the stored layers."},
-    {"name": "inference protocol", "description": "Compute attention with clients of Triton, KServe and others (v2)."},
+    {"name": "attention", "description": "Compute attention."},
     {"name": "operations", "description": "Health, metrics, and what problem codes mean."},
+    {"name": "stored layers", "description": "Describe the layers that requests can name."},
+    {"name": "inference protocol", "description": "Compute attention with clients of Triton, KServe and others (v2)."},
 ]
 
 

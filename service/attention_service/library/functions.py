@@ -29,95 +29,96 @@ from attention_service.schemas.request import Encoding
 
 
 class LinearMap(TypedDict, total=False):
-    """A linear map: exactly one of `weight` and `kernel`, and optionally `bias`."""
+    """A linear map: either `weight` or `kernel`, and optionally `bias`."""
 
     weight: Array | None
-    """(out, in): y = x Wᵀ, as in torch.nn.Linear and in column notation. (heads, out, in): one matrix per head.
+    """(out, in): y = x Wᵀ. As in torch.nn.Linear and in column notation. (heads, out, in): one matrix per head.
     Default: none."""
     kernel: Array | None
-    """(in, out): y = x W, as in Keras and Flax Dense. (heads, in, out): one matrix per head. Default: none."""
+    """(in, out): y = x W. As in Keras and Flax Dense. (heads, in, out): one matrix per head. Default: none."""
     bias: Array | None
     """Added to the product. The shapes (out,), (out, 1), (heads, out/heads) and (heads, out/heads, 1) are equivalent.
     Default: none."""
 
 
 class GateMap(LinearMap, total=False):
-    """A linear map of the query's source to gates: num_heads x value_dim features, or num_heads, one for each head."""
+    """A linear map to num_heads x value_dim or num_heads gates."""
 
     activation: Activation | str | None
-    """What is applied to the mapped numbers. One of sigmoid, softplus, silu, none."""
+    """Applied to the mapped numbers. One of sigmoid, softplus, silu, none."""
 
 
 class Projection(TypedDict, total=False):
-    """Linear maps of the source before attention, and of the output after it. An absent map is the identity."""
+    """Linear maps of source and output. An absent map is the identity."""
 
     query: LinearMap | None
-    """Maps the query tokens to num_heads x head_dim features. Default: the identity."""
+    """To num_heads x head_dim features. It maps the query tokens. Default: none, the identity."""
     key: LinearMap | None
-    """Maps the key tokens to num_kv_heads x head_dim features. Default: the identity."""
+    """To num_kv_heads x head_dim features. It maps the key tokens. Default: none, the identity."""
     value: LinearMap | None
-    """Maps the value tokens to num_kv_heads x value_dim features. Default: the identity."""
+    """To num_kv_heads x value_dim features. It maps the value tokens. Default: none, the identity."""
     output: LinearMap | None
-    """Maps the joined heads, num_heads x value_dim features, to the output. Rank 2 only. Default: the identity."""
+    """Maps the joined heads. They have num_heads x value_dim features. Rank 2 only. Default: none, the identity."""
     gate: GateMap | None
-    """Maps the source of the query to gates, by which head outputs are multiplied before the output map, as in
-    Qwen3-Next. Default: no gates."""
+    """Maps the query's source to gates. Head outputs are multiplied by them before the output map, as in Qwen3-Next.
+    Default: none."""
 
 
 class Norm(TypedDict, total=False):
-    """Normalisation of features: x / sqrt(mean(x²) + eps) · weight + bias, for layer after the mean is subtracted."""
+    """Normalisation of features: x / sqrt(mean(x²) + eps) · weight + bias."""
 
     kind: NormKind | str | None
-    """rms ([Zhang & Sennrich 2019](https://arxiv.org/abs/1910.07467)), or layer: the mean is subtracted first ([Ba et
-    al. 2016](https://arxiv.org/abs/1607.06450)). One of rms, layer."""
+    """rms, or layer: the mean is subtracted first. rms is by [Zhang & Sennrich 2019](https://arxiv.org/abs/1910.07467),
+    layer by [Ba et al. 2016](https://arxiv.org/abs/1607.06450). One of rms, layer."""
     over: NormOver | str | None
-    """head: over the features of each head; all: over those of all heads of a token, as before they are split. One of
+    """Features of each head, or of all heads. all: those of all heads of a token, as before they are split. One of
     head, all."""
     position: NormPosition | str | None
-    """before or after the rotation; of values and head outputs, before only. One of before, after."""
+    """Before or after the rotation. Of values and head outputs, before only. One of before, after."""
     weight: Array | None
-    """(head_dim,), or (heads, head_dim) for each head its own, of values with value_dim; over all (heads · head_dim,).
-    Default: ones."""
+    """(head_dim,), or (heads, head_dim). The second has a weight for each head; of values it is value_dim; over all
+    (heads · head_dim,). Default: ones."""
     bias: Array | None
     """Added last, in the shape of weight. Default: zeros."""
     eps: float | None
-    """Added to the mean of squares, at least 0. With 0, zeros stay 0."""
+    """Added to the mean of squares. At least 0. With 0, zeros stay 0."""
 
 
 class Rotary(TypedDict, total=False):
-    """Rotary position embedding: pairs (x, y) of features become (x cos - y sin, x sin + y cos)."""
+    """Pairs (x, y) of features become (x cos - y sin, x sin + y cos)."""
 
     base: float | None
     """The angle of pair n is position · base^(-2n/dim). Not beside cos and sin. Default: 10000."""
     cos: Array | None
-    """(positions, dim/2), looked up by position; or (b, l, dim/2), one row per new token. Default: from base."""
+    """(positions, dim/2), or (b, l, dim/2). The first is looked up by position, the second has one row per new token.
+    Default: from base."""
     sin: Array | None
     """Like cos. Default: from base."""
     dim: int | None
-    """How many of the first features are rotated; even. Default: head_dim, or as cos has them."""
+    """How many features are rotated. They are the first ones, and even in number. Default: head_dim, or that of cos."""
     interleaved: bool | None
-    """Pairs are adjacent features (0, 1), (2, 3), … if true, else one of each half of the features."""
+    """Pairs are adjacent features if true, else one of each half. Adjacent are (0, 1), (2, 3), …"""
     query_positions: Array | None
-    """Positions of the queries, (q,) or (b, q). Default: length of the past + index."""
+    """(q,) or (b, q). Positions of the queries. Default: past length + index."""
     key_positions: Array | None
-    """Positions of the new keys; past keys are rotated already. Default: length of the past + index."""
+    """Positions of the new keys. Past keys are rotated already. Default: past length + index."""
 
 
 class RelativeKeys(TypedDict, total=False):
-    """Relative positions: adds (query i + query_bias) · key[j - i - query_offset - first] to scores, before scaling."""
+    """Adds (query i + query_bias) · key[j - i - query_offset - first] to scores, before scaling."""
 
     key: Array | None
-    """(distances, head_dim) for all heads, or (num_heads, distances, head_dim), by ascending distance. Distances before
-    the first and after the last have the key of these. Default: none, which is an error."""
+    """([num_heads,] distances, head_dim), by ascending distance. Without num_heads it is for all heads. Distances
+    before the first and after the last have the key of these. Default: none, which is an error."""
     first: int | None
-    """The distance j - i - query_offset of the first key. Default: minus half of the number of distances."""
+    """The distance of the first key. Distances are j - i - query_offset. Default: minus half of the distances."""
     query_bias: Array | None
-    """(num_heads, head_dim), added to the queries for these products only: v - u of Transformer-XL, whose u is added to
-    the query, or to `projection.query.bias`. Default: none."""
+    """(num_heads, head_dim), added to the queries here only. It is v - u of Transformer-XL, whose u is added to the
+    query, or to `projection.query.bias`. Default: none."""
 
 
 class Window(TypedDict, total=False):
-    """Query i attends to keys from i + query_offset - left to i + query_offset + right, both inclusive."""
+    """Query i attends to keys i + query_offset - left to i + query_offset + right, inclusive."""
 
     left: int | None
     """At least 0. Default: unbounded."""
@@ -131,7 +132,7 @@ class SegmentIds(TypedDict, total=False):
     query: Array | None
     """(q,) for all rows, or (b, q). Default: none."""
     key: Array | None
-    """(k,) for all rows, or (b, k), including the past. Default: none."""
+    """(k,) for all rows, or (b, k), with the past. Default: none."""
 
 
 class OwnTolerance(TypedDict, total=False):
@@ -223,90 +224,95 @@ def attend(
     Args:
         query: Queries, with the axes of `layout`. A vector (rank 1) is one token, in layouts ld and dl; output and
             score matrices then have no query axis. Default: none.
-        key: Keys, in the same layout, with as many features per head as the queries. Default: none.
-        value: Values, in the same layout, with as many tokens as the key. Default: none.
-        input: Self-attention: used as query, key and value. With `context`: used as query only. Default: none.
+        key: Keys, with as many features per head as the queries. Their layout is that of the queries. Default: none.
+        value: Values, with as many tokens as the key. Their layout is that of the queries. Default: none.
+        input: Self-attention: used as query, key and value. With `context` it is used as query only. Default: none.
         context: Cross-attention, with `input`: used as key and value. Default: none.
-        projection: Not in layouts with h. Default: none.
-        layout: The axes of query, key, value, input, context and output: b batch, h heads, l tokens, d features.
-            Without h, the heads are packed in d. In dl and bdl tokens are columns, and score matrices are transposed:
-            their columns sum to one. Default: ld, bld or bhld, by rank. One of ld, dl, bld, lbd, bdl, hld, bhld, blhd.
-        num_heads: Query heads. Default: the h axis, or the heads of a rank-3 query map, else 1.
-        num_kv_heads: Key/value heads, a divisor of num_heads: query head n reads key/value head n // (num_heads //
-            num_kv_heads). Default: the key's h axis or the heads of its rank-3 map, else num_heads.
-        past_key: Cached keys, prepended to the new keys and not rotated again: [b,] h, l, d in every layout; h is
-            num_kv_heads; l may be 0. The key length includes them. Needs past_value. Default: none.
+        projection: Applied before and after attention. Not in layouts with h. Default: none.
+        layout: Axes of query, key, value, input, context, output. b batch, h heads, l tokens, d features. Without h,
+            the heads are packed in d. In dl and bdl tokens are columns, and score matrices are transposed: their
+            columns sum to one. Default: ld, bld or bhld, by rank. One of ld, dl, bld, lbd, bdl, hld, bhld, blhd.
+        num_heads: Query heads. Default: the h axis, the heads of a rank-3 map, or 1.
+        num_kv_heads: Key/value heads, a divisor of num_heads. Query head n reads key/value head n // (num_heads //
+            num_kv_heads). Default: the key's h axis, the heads of its map, or num_heads.
+        past_key: Cached keys: [b,] h, l, d in every layout. They are prepended to the new keys and not rotated again; h
+            is num_kv_heads; l may be 0. The key length includes them. Needs past_value. Default: none.
         past_value: Cached values, in the form of past_key. Needs past_key. Default: none.
-        query_norm: Normalises the queries, after their map. Default: none.
-        key_norm: Normalises the new keys, not those of the past. Default: none.
-        value_norm: Normalises the new values, not those of the past. Default: none.
-        output_norm: Normalises the head outputs, before gates and output map; over all heads as in
+        query_norm: Normalises the queries. It comes after their map. Default: none.
+        key_norm: Normalises the new keys. It does not change those of the past. Default: none.
+        value_norm: Normalises the new values. It does not change those of the past. Default: none.
+        output_norm: Normalises the head outputs. It comes before gates and output map; over all heads it is that of
             [BitNet](https://arxiv.org/abs/2402.17764). A row without a visible key becomes the bias. Default: none.
-        clip_qkv: Above 0: query, new keys and new values are clipped to -clip_qkv … clip_qkv, as in OLMo and DBRX:
-            after maps and norms, before rotary and norms that follow it. The past is not clipped again. Default: none.
-        rotary: Rotates query and new keys ([Su et al. 2021](https://arxiv.org/abs/2104.09864)). Default: none.
-        relative_keys: A key for each distance of query and key ([Shaw et al. 2018](https://arxiv.org/abs/1803.02155),
-            [Dai et al. 2019](https://arxiv.org/abs/1901.02860)). Default: none.
-        scale: Factor on the scores: one number, or (num_heads,). 1 means unscaled; 0 and less are legal. Default:
+        clip_qkv: Above 0: clips query, new keys and values to -clip_qkv … clip_qkv. As in OLMo and DBRX: after maps and
+            norms, before rotary and norms that follow it. The past is not clipped again. Default: none.
+        rotary: Rotates query and new keys by their positions. From [Su et al. 2021](https://arxiv.org/abs/2104.09864).
+            Default: none.
+        relative_keys: A key for each distance of query and key. From [Shaw et al.
+            2018](https://arxiv.org/abs/1803.02155) and [Dai et al. 2019](https://arxiv.org/abs/1901.02860). Default:
+            none.
+        scale: Factor on the scores: one, or (num_heads,). 1 means unscaled; 0 and less are legal. Default:
             1/sqrt(head_dim).
-        softcap: Above 0: scores become softcap · tanh(scaled / softcap), before bias and mask. Default: none.
-        bias: Numbers added to the scaled (and capped) scores, with the axes of `mask`. null is minus infinity, which
-            hides a key. Only 0 and 1 are added like any other, with the warning bias_looks_like_mask. Default: none.
-        alibi_slopes: (num_heads,): adds -slope · |i + query_offset - j| to the score of query i and key j ([Press et
-            al. 2021](https://arxiv.org/abs/2108.12409)). Default: none.
-        mask: Booleans; true: the query attends to the key. Broadcast to the score matrices as returned: rank 1 is k,
-            rank 4 starts with b, h, rank 3 is per head if there are b and h. A key is visible only if every mask allows
-            it. Default: none.
+        softcap: Above 0: scores become softcap · tanh(scaled / softcap). This comes before bias and mask. Default:
+            none.
+        bias: Added to the scores, with the axes of `mask`; null, minus infinity, hides a key. The scores are scaled,
+            and capped if `softcap` says so. Only 0 and 1 are added like any other, with the warning
+            bias_looks_like_mask. Default: none.
+        alibi_slopes: (num_heads,): adds -slope · |i + query_offset - j| to scores. i is the query, j the key. From
+            [Press et al. 2021](https://arxiv.org/abs/2108.12409). Default: none.
+        mask: Booleans, broadcast to the scores; true: the query attends to the key. The axes are those of score
+            matrices as returned: rank 1 is k, rank 4 starts with b, h, rank 3 is per head if there are b and h. A key
+            is visible only if every mask allows it. Default: none.
         key_mask: Booleans; true: the key is visible. (k,) for all rows, or (b, k). Default: none.
         is_causal: Query i attends to key j only if j <= i + query_offset.
-        query_offset: Position of the first query among the keys, for is_causal, window, chunk_size, alibi_slopes and
-            relative_keys: one integer, or (b,). 0 aligns the first query with the first key, k - q the last with the
-            last. Default: the length of the past. Required if there is no past and q differs from k.
-        window: Hides keys that are far from the query. Default: no keys.
-        chunk_size: At least 1: query i attends only to keys j with (i + query_offset) // chunk_size = j // chunk_size,
-            as in Llama 4. Default: no chunks.
-        query_lengths: How many queries are not padding: one integer, or (b,). Weights and outputs of the padding are 0.
-            Default: all.
-        key_lengths: How many keys, including the past, are not padding: one integer, or (b,). Does not change the
-            offset. Default: all.
+        query_offset: Position of the first query among the keys: one, or (b,). is_causal, window, chunk_size,
+            alibi_slopes and relative_keys count from it. 0 aligns the first query with the first key, k - q the last
+            with the last. It is required if there is no past and q differs from k. Default: the length of the past.
+        window: Hides keys far from the query. Default: none.
+        chunk_size: At least 1: a query attends only to keys of its chunk. The chunk of query i is that of the keys j
+            with (i + query_offset) // chunk_size = j // chunk_size, as in Llama 4. Default: none.
+        query_lengths: Queries that are not padding: one number, or (b,). Weights and outputs of the padding are 0.
+            Default: none, all.
+        key_lengths: Keys, with the past, that are not padding: one number, or (b,). Does not change the offset.
+            Default: none, all.
         segment_ids: Separates sequences that are packed into one. Default: none.
-        selected_keys: Indices of the only keys that a query may see, the past counted: ..., q, n in every layout,
-            broadcast as `mask` is. -1 is no key, an index twice counts once. Other masks hide keys as well. As in
-            DeepSeek V3.2. Default: all keys.
-        sinks: (num_heads,), or [b,] h, q in every layout: one logit per head, or per query of each head, that is part
-            of the softmax and dropped after it, so that weights sum to less than 1. Default: none.
-        normalization: softmax; sum: the visible scores divided by their sum, so that weights may be negative; or
-            sigmoid: 1 / (1 + exp(-x)) of each visible score ([Ramapuram et al.
-            2024](https://arxiv.org/abs/2409.04431)). sum and sigmoid exclude logsumexp, entropy, sinks and
-            weights_without_sinks. One of softmax, sum, sigmoid.
-        gate: Gates, activated already, which the head outputs are multiplied by before the output map: [b,] h, q,
-            value_dim or [b,] h, q, 1, in every layout. Not beside projection.gate. A row without a visible key stays 0.
+        selected_keys: Indices of the only keys that a query may see: ..., q, n. The past is counted. The axes are the
+            same in every layout, and broadcast as those of `mask`. -1 is no key, an index twice counts once. Other
+            masks hide keys as well. As in DeepSeek V3.2. Default: none, all keys.
+        sinks: A logit beside those of the keys: (num_heads,), or [b,] h, q. It is one per head, or per query of each
+            head in every layout. It is part of the softmax and dropped after it, so that weights sum to less than 1.
             Default: none.
-        dtype: Type that arrays are cast to and results are returned in. float16 and bfloat16 are computed in float32.
-            Default: the widest type among the typed arrays of query, key, value, input, context and past; float64 for
-            lists. One of float64, float32, float16, bfloat16.
-        backend: auto is the backend of the service (ATTENTION_BACKEND), or torch if the device is CUDA. A service
+        normalization: softmax, or sum or sigmoid of the visible scores. sum divides them by their sum, so that weights
+            may be negative; sigmoid is 1 / (1 + exp(-x)) of each, from [Ramapuram et al.
+            2024](https://arxiv.org/abs/2409.04431). sum and sigmoid exclude logsumexp, entropy, sinks and
+            weights_without_sinks. One of softmax, sum, sigmoid.
+        gate: Factors of the head outputs: [b,] h, q, value_dim or 1. They are activated already, and come before the
+            output map; the axes are the same in every layout. Not beside projection.gate. A row without a visible key
+            stays 0. Default: none.
+        dtype: Type of arrays and results. Arrays are cast to it; float16 and bfloat16 are computed in float32. The
+            default looks at query, key, value, input, context and past. Default: the widest of typed arrays, or
+            float64. One of float64, float32, float16, bfloat16.
+        backend: auto is that of the service, or torch on CUDA. `ATTENTION_BACKEND` sets that of the service. A service
             computes with ray only if its settings say so. One of auto, numpy, torch, ray.
         device: auto, cpu, cuda or cuda:N. cuda needs the backend torch; with torch, auto is a GPU if any.
-        grad_output: The gradient of a loss with respect to output, in its shape: what gradients are computed from.
-            Default: zeros.
-        grad_logsumexp: The gradient of the loss with respect to the natural logsumexp: [b,] [h,] q, of all heads and
-            queries. Default: zeros.
-        gradients: all: return the gradients of all fields of the request that have one, as if `include` named them;
-            without `include`, no weights. Default: those in include. One of all.
-        include: What to return in addition to output and metadata. The response describes each name. Default:
-            attention_weights; with `gradients`, nothing else.
-        select_heads: Return results of scores, weights and rows of these heads only. Default: all.
-        select_queries: Return results of scores, weights and rows of these queries only; received is of all. Default:
-            all.
-        average_heads: Average attention_weights, weights_without_sinks and received over the (selected) heads; their h
-            axis is dropped.
-        top_k: Return only the largest weights of each row, at most k of them: top_weights replaces attention_weights.
-            Default: all.
-        query_tokens: Labels of the query tokens, returned unchanged: (q,) or (b, q). Default: none.
-        key_tokens: Labels of the key tokens, returned unchanged: (k,) or (b, k). Default: none.
-        encoding: Arrays of a JSON response: nested lists, or objects with base64 data. One of list, base64. It has no
-            effect here.
+        grad_output: Upstream gradient of output. It is that of a loss, in the shape of output; gradients are computed
+            from it. Default: zeros.
+        grad_logsumexp: Upstream gradient of logsumexp. It is that of the natural logsumexp of all heads and queries:
+            [b,] [h,] q. Default: zeros.
+        gradients: all: return all gradients. They are those of all fields of the request that have one, as if `include`
+            named them; without `include`, no weights are returned. Default: those in include. One of all.
+        include: Results beside output and metadata. The response describes each name. With `gradients` the default is
+            nothing. Default: attention_weights.
+        select_heads: Return results of these heads only. Scores, weights and rows are such results. Default: none, all.
+        select_queries: Return results of these queries only. Scores, weights and rows are such results; received is of
+            all queries. Default: none, all.
+        average_heads: Average weights over the (selected) heads. They are attention_weights, weights_without_sinks and
+            received; their h axis is dropped.
+        top_k: Return the largest weights of each row, as top_weights. They are top_k at most, and replace
+            attention_weights. Default: none, all weights.
+        query_tokens: Labels of the queries: (q,) or (b, q). They are returned unchanged. Default: none.
+        key_tokens: Labels of the keys: (k,) or (b, k). They are returned unchanged. Default: none.
+        encoding: Arrays of a JSON response. They are nested lists, or objects with base64 data. One of list, base64. It
+            has no effect here.
 
     Any other name is an error, which translates the names of other libraries, like attn_mask.
 
@@ -393,7 +399,7 @@ def compare(
             logsumexp, attention_weights, …), which the result of `attend` is, too; or None to ask which mistakes the
             request could show.
         tolerance: The caller's own test, to be told what it accepts. Default: none.
-        legal: What a right kernel may do beside rounding inputs and output: exact is none of the others, which only
+        legal: What a right kernel may do beside rounding inputs and output. exact is none of the others, which only
             count in float16 and bfloat16, but folded_scale. Default: all.
         reference: Return what is right, too: each array that was sent, or the output if none was.
         time_limit: Seconds after which the search for mistakes ends. The verdict is given however long it takes; names,
@@ -484,7 +490,7 @@ def assert_attention(
         actual: The output; a tuple of output and logsumexp; a dict of arrays by their names in a response (output,
             logsumexp, attention_weights, …), which the result of `attend` is, too.
         tolerance: The caller's own test, to be told what it accepts. Default: none.
-        legal: What a right kernel may do beside rounding inputs and output: exact is none of the others, which only
+        legal: What a right kernel may do beside rounding inputs and output. exact is none of the others, which only
             count in float16 and bfloat16, but folded_scale. Default: all.
         reference: Return what is right, too: each array that was sent, or the output if none was.
         time_limit: Seconds after which the search for mistakes ends. The verdict is given however long it takes; names,

@@ -9,7 +9,7 @@ from attention_service.pipeline.engine import Engine
 from attention_service.routes.openapi import problems
 from attention_service.schemas.layers import StoredLayer, StoredLayers
 
-router = APIRouter(prefix="/layers", tags=["attention"])
+router = APIRouter(prefix="/layers", tags=["stored layers"])
 
 
 @router.get(

@@ -27,42 +27,46 @@ from attention_service.schemas.compare import Certainty, Liberty, LogsumexpBase,
 from attention_service.schemas.heatmap import Bins, Colours, Stage, Theme
 from attention_service.schemas.inference import Datatype, InferenceError, InferenceRequest
 from attention_service.schemas.problem import Problem
-from attention_service.schemas.request import Encoding
+from attention_service.schemas.request import AttentionRequest, Encoding
 from attention_service.settings import Settings
 
 JSON: Final = "application/json"
 OCTETS: Final = "application/octet-stream"
 REFERENCE = "#/components/schemas/{model}"
 SECURITY: Final = "bearer"
-# Sets of names that become types, each with what it is.
-ENUMS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
-    "Layout": (get_args(spec.Layout), "Axes of an array, in order: b batch, h heads, l tokens, d features."),
-    "FloatType": (get_args(spec.DType), "A floating-point type."),
-    "ElementType": (get_args(ElementType), "The type of an array's elements."),
-    "Backend": (get_args(spec.Backend), "The backend that computes the request."),
-    "Normalization": (get_args(spec.Normalization), "How scores become weights."),
-    "Activation": (get_args(spec.Activation), "What makes gates of numbers; none leaves them as they are."),
-    "NormKind": (get_args(spec.NormKind), "What features are divided by, and whether their mean is subtracted before."),
-    "NormOver": (get_args(spec.NormOver), "The features that are normalised together."),
-    "NormPosition": (get_args(spec.NormPosition), "Whether a norm comes before or after the rotation."),
-    "IncludedOutput": (get_args(spec.Included), "An output that can be requested in addition to output and metadata."),
-    "CallOutput": (get_args(CallOutput), "A result of a call that can be asked for, beside its output."),
-    "WhichGradients": (get_args(spec.AllGradients), "Which gradients a request asks for."),
-    "Encoding": (get_args(Encoding), "How JSON holds arrays."),
-    "LogsumexpBase": (get_args(LogsumexpBase), "The base of a logarithm."),
-    "Liberty": (get_args(Liberty), "What a right kernel may do beside rounding inputs and output."),
-    "ComparisonStatus": (get_args(Status), "The verdict on an output."),
-    "Certainty": (get_args(Certainty), "Whether an output proves a mistake, or resembles it."),
-    "HeatmapStage": (get_args(Stage), "A matrix that can be drawn."),
-    "HeatmapScale": (get_args(Colours), "How numbers become colours."),
-    "HeatmapBins": (get_args(Bins), "What a cell shows that stands for several queries or keys."),
-    "HeatmapTheme": (get_args(Theme), "The colours of a picture beside those of its cells."),
-    "TensorDatatype": (get_args(Datatype), "Type of the elements of a tensor in the Open Inference Protocol."),
-    "ProblemCode": (tuple(error_classes()), "What is wrong with a request. A later version may have more codes."),
+# The fields of a request that most people use, which stand before all others.
+FIRST: Final = ("query", "key", "value", "input", "is_causal", "mask", "scale", "layout", "include", "dtype")
+# Stands where a request is sent, not in its schema: a request that extends another one has more fields.
+CLOSED: Final = {"unevaluatedProperties": False}
+# Sets of names that become types. The fields that have them describe them.
+ENUMS: Final[dict[str, tuple[str, ...]]] = {
+    "Layout": get_args(spec.Layout),
+    "FloatType": get_args(spec.DType),
+    "ElementType": get_args(ElementType),
+    "Backend": get_args(spec.Backend),
+    "Normalization": get_args(spec.Normalization),
+    "Activation": get_args(spec.Activation),
+    "NormKind": get_args(spec.NormKind),
+    "NormOver": get_args(spec.NormOver),
+    "NormPosition": get_args(spec.NormPosition),
+    "IncludedOutput": get_args(spec.Included),
+    "CallOutput": get_args(CallOutput),
+    "WhichGradients": get_args(spec.AllGradients),
+    "Encoding": get_args(Encoding),
+    "LogsumexpBase": get_args(LogsumexpBase),
+    "Liberty": get_args(Liberty),
+    "ComparisonStatus": get_args(Status),
+    "Certainty": get_args(Certainty),
+    "HeatmapStage": get_args(Stage),
+    "HeatmapScale": get_args(Colours),
+    "HeatmapBins": get_args(Bins),
+    "HeatmapTheme": get_args(Theme),
+    "TensorDatatype": get_args(Datatype),
+    "ProblemCode": tuple(error_classes()),
 }
 
 
-NAMES: Final = {values: name for name, (values, _) in ENUMS.items()}
+NAMES: Final = {values: name for name, values in ENUMS.items()}
 INFERENCE_EXAMPLE: Final = {
     "id": "first",
     "parameters": {"is_causal": True, "query_offset": 0},
@@ -76,9 +80,9 @@ INFERENCE_EXAMPLE: Final = {
 
 # Headers that middleware and error handlers add to responses, with their types.
 HEADERS: Final = {
-    "X-Request-ID": ("string", "The id of the request: that of the client if it sent a valid one, else a new one."),
-    "Server-Timing": ("string", "Milliseconds of the steps of the request: decode, prepare, queue, compute, encode."),
-    "Retry-After": ("integer", "Seconds after which the request may succeed."),
+    "X-Request-ID": ("string", "The id of the request."),
+    "Server-Timing": ("string", "Milliseconds of each step."),
+    "Retry-After": ("integer", "Seconds to wait before the next try."),
     "WWW-Authenticate": ("string", "How to authenticate: Bearer."),
 }
 
@@ -89,12 +93,12 @@ Responses = dict[int | str, dict[str, Any]]
 
 
 def problems(*statuses: int, media_type: str = MEDIA_TYPE, model: type[BaseModel] = Problem) -> Responses:
-    """Problem responses for these statuses. The description of each lists its problem codes."""
+    """Problem responses for these statuses. GET /problems/{code} describes their codes."""
     found: Responses = {}
     for status in statuses:
         kinds = [kind for kind in error_classes().values() if kind.status == status]
-        lines = "\n".join(f"- `{kind.code}`: {kind.description()}" for kind in kinds)
-        found[status] = {"description": lines, "content": {media_type: {"schema": _reference(model)}}}
+        titles = ". ".join(kind.title for kind in kinds if kind.__base__ not in kinds)
+        found[status] = {"description": f"{titles}.", "content": {media_type: {"schema": _reference(model)}}}
     return found
 
 
@@ -107,7 +111,8 @@ def documentation(row: TensorOperation) -> dict[str, Any]:
     """What the API document says of an operation on tensors, as arguments of FastAPI."""
     name = row.operation.__name__
     first, *words = name.split("_")
-    requests = {JSON: {"schema": _reference(row.request), "examples": _file(f"{name}.json")}} | _tensors("request")
+    body = {"schema": _reference(row.request) | CLOSED, "examples": _file(f"{name}.json")}
+    requests = {JSON: body} | _tensors()
     responses = {JSON: {"example": _file(row.example)}} if row.example else {}
     responses |= {media_type: DESCRIBED[media_type] for media_type in row.media_types if media_type != JSON}
     return {
@@ -155,14 +160,13 @@ def _octets() -> dict[str, Any]:
     return {OCTETS: _binary(description)}
 
 
-def _tensors(what: str) -> dict[str, Any]:
-    """The binary media types of all codecs. what: request or response"""
-    description = f"The {what}: arrays as tensors named like their fields (nested ones dotted), the rest as JSON text."
-    return {name: _binary(description) for name in CODECS if name != JSON}
+def _tensors() -> dict[str, Any]:
+    """The binary media types of all codecs, which the document describes once."""
+    return {name: {"schema": {"type": "string", "format": "binary"}} for name in CODECS if name != JSON}
 
 
 # Responses that are no JSON. XML is no JSON string, and validators that parse it by its media type would refuse it.
-DESCRIBED: Final[dict[str, Any]] = _tensors("response") | {SVG: {"schema": {}}, PNG: _binary("A PNG image.")}
+DESCRIBED: Final[dict[str, Any]] = _tensors() | {SVG: {"schema": {}}, PNG: _binary("A PNG image.")}
 
 
 def build(app: FastAPI) -> dict[str, Any]:
@@ -173,18 +177,18 @@ def build(app: FastAPI) -> dict[str, Any]:
             name: {"description": description, "required": True, "schema": {"type": kind}}
             for name, (kind, description) in HEADERS.items()
         }
-        operations = []
+        shared: dict[str, Any] = {}
+        document["components"]["responses"] = shared
         for path in document["paths"].values():
             for method, operation in path.items():
-                operations.append(operation)
+                if "HTTPValidationError" in str(operation["responses"].get("422")):  # no operation answers so
+                    del operation["responses"]["422"]
                 _add_headers(operation["responses"], is_tensor_operation=method == "post")
+                _share_errors(operation["responses"], shared)
+                for parameter in operation.get("parameters", ()):
+                    parameter["schema"] = _simplified(parameter["schema"])
         _add_security(document, app.state.settings)
         _add_models(document["components"]["schemas"])
-        for operation in operations:
-            if "HTTPValidationError" in str(operation["responses"].get("422")):  # no operation answers so
-                del operation["responses"]["422"]
-            for parameter in operation.get("parameters", ()):
-                parameter["schema"] = _simplified(parameter["schema"])
     assert app.openapi_schema is not None
     return app.openapi_schema
 
@@ -211,9 +215,19 @@ def _add_headers(responses: dict[str, Any], *, is_tensor_operation: bool) -> Non
         own.update({name: {"$ref": f"#/components/headers/{name}"} for name in names})
 
 
+def _share_errors(responses: dict[str, Any], shared: dict[str, Any]) -> None:
+    """Put the error responses of an operation among those that all operations share, and refer to them."""
+    for status, response in responses.items():
+        if status >= "400":
+            (content,) = response["content"].values()
+            name = content["schema"]["$ref"].rpartition("/")[2] + status
+            shared[name] = response
+            responses[status] = {"$ref": f"#/components/responses/{name}"}
+
+
 def _add_models(schemas: dict[str, Any]) -> None:
     """Add models and named enums that FastAPI does not see; drop its validation errors, which are never sent."""
-    requests = (row.request for row in OPERATIONS.values())
+    requests = [row.request for row in OPERATIONS.values()]
     models: list[type[BaseModel]] = [Problem, InferenceError, *requests, InferenceRequest]
     for model in models:
         described = model.model_json_schema(ref_template=REFERENCE)
@@ -222,8 +236,20 @@ def _add_models(schemas: dict[str, Any]) -> None:
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     schemas.update({name: _simplified(schema) for name, schema in schemas.items()})
-    for name, (values, description) in ENUMS.items():
-        schemas[name] = {"type": "string", "enum": [*values], "description": description}
+    shared = schemas[AttentionRequest.__name__]["properties"]
+    schemas[AttentionRequest.__name__]["properties"] = dict(sorted(shared.items(), key=_rank))
+    for model in requests:
+        schema = schemas[model.__name__]
+        del schema["additionalProperties"]
+        if issubclass(model, AttentionRequest) and model is not AttentionRequest:
+            own = {name: field for name, field in schema["properties"].items() if field != shared.get(name)}
+            schema |= {"allOf": [_reference(AttentionRequest)], "properties": own}
+    schemas.update({name: {"type": "string", "enum": [*values]} for name, values in ENUMS.items()})
+
+
+def _rank(field: tuple[str, Any]) -> int:
+    """The place of a field among those that most people use, or the one after them."""
+    return FIRST.index(field[0]) if field[0] in FIRST else len(FIRST)
 
 
 def _simplified(schema: Any) -> Any:

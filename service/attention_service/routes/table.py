@@ -48,29 +48,7 @@ class TensorOperation(NamedTuple):
 def compute_attention(engine: Engine) -> AttentionOperation:
     """Computes scaled dot-product attention exactly: softmax(scale · q kᵀ + bias) v. Each variant of it is a field.
 
-    The response has the output, the attention weights and the intermediate results that `include` names.
-
-    Large arrays are faster in npz or safetensors: a file with an array for each field, and the other fields as JSON
-    text (in npz an array `request`, in safetensors the metadata `request`). In Python:
-
-    ```python
-    import json, numpy as np
-    from safetensors.numpy import save_file
-
-    arrays = {"input": np.eye(3, dtype=np.float32)}
-    fields = json.dumps({"is_causal": True})
-    np.savez("request.npz", **arrays, request=fields)
-    save_file(arrays, "request.safetensors", {"request": fields})
-    ```
-
-    Then send one of them. The response has the format of the request, unless `Accept` names another:
-
-    ```sh
-    curl http://127.0.0.1:8000/attention --data-binary @request.npz \\
-      -H 'Content-Type: application/x-npz' -o answer.npz
-    curl http://127.0.0.1:8000/attention --data-binary @request.safetensors \\
-      -H 'Content-Type: application/vnd.safetensors' -o answer.safetensors
-    ```
+    `query`, `key` and `value` are enough. Large arrays are faster in npz or safetensors.
     """
     return engine.attention
 

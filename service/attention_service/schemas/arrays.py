@@ -53,35 +53,27 @@ ElementType = Literal[
 
 
 class EncodedTensor(BaseModel):
-    """A typed array: the bytes of its elements in base64."""
+    """A typed array."""
 
-    dtype: ElementType = Field(description="Type of the elements. bool takes one byte per element.")
+    dtype: ElementType
     shape: list[Annotated[int, Field(ge=0)]] = Field(description="Length of each axis.")
     data: str = Field(
-        description="Base64 of the elements, little-endian and row-major, exactly as many bytes as the shape needs.",
+        description="Base64, little-endian, row-major; bool takes a byte.",
         json_schema_extra={"contentEncoding": "base64"},
     )
 
 
 class NestedTensor(RootModel[list[Any]]):
-    """An array as nested lists, rectangular, row-major. Its numbers have no type of their own."""
+    """Nested lists."""
 
 
 # How the API document describes arrays.
-Tensor = TypeAliasType(
-    "Tensor", Annotated[EncodedTensor | NestedTensor, Field(description="An array. The field describes its axes.")]
-)
-IntegerOrTensor = TypeAliasType(
-    "IntegerOrTensor",
-    Annotated[int | EncodedTensor | NestedTensor, Field(description="One integer, or an array of them.")],
-)
-NumberOrTensor = TypeAliasType(
-    "NumberOrTensor",
-    Annotated[float | EncodedTensor | NestedTensor, Field(description="One number, or an array of them.")],
-)
+Tensor = TypeAliasType("Tensor", EncodedTensor | NestedTensor)
+IntegerOrTensor = TypeAliasType("IntegerOrTensor", int | EncodedTensor | NestedTensor)
+NumberOrTensor = TypeAliasType("NumberOrTensor", float | EncodedTensor | NestedTensor)
 Labels = TypeAliasType(
     "Labels",
-    Annotated[list[Any], Field(description="One string per token, or one list of strings per batch entry.")],
+    Annotated[list[Any], Field(description="A string per token, or a list of them per batch entry.")],
 )
 
 

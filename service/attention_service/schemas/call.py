@@ -47,8 +47,8 @@ class CallResponse(Answer):
     Rows that belong to no sequence are null.
     """
 
-    output: Tensor = Field(description="The output. 0 in rows without a key.")
-    logsumexp: Tensor = Field(description="The logsumexp. null in rows without a key, unless they have a sink.")
+    output: Tensor = Field(description="The output; 0 in rows without a key.")
+    logsumexp: Tensor = Field(description="The logsumexp; null in rows without a key, unless they have a sink.")
     metadata: Metadata
     attention_weights: list[Tensor] | None = Field(
         None,

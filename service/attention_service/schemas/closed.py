@@ -21,11 +21,18 @@ def too_long(at: str = "") -> PydanticCustomError:
     return PydanticCustomError("invalid_value", "{expected}", texts)
 
 
-def unwrapped(schema: dict[str, Any]) -> None:
-    """Join the lines of the descriptions of fields, which are docstrings, in a schema of the API document."""
-    for field in schema.get("properties", {}).values():
+def shortened(schema: dict[str, Any]) -> None:
+    """Leave the first sentence of the descriptions of fields in a schema, and of their defaults but none.
+
+    docs/ and the functions of the library have the whole descriptions. Of a gradient the name says enough.
+    """
+    for name, field in schema.get("properties", {}).items():
         if "description" in field:  # a reference to a model has none yet
-            field["description"] = " ".join(field["description"].split())
+            meaning, _, default = " ".join(field["description"].split()).partition(" Default: ")
+            sentences = [meaning, f"Default: {default}"] if default and not default.startswith("none") else [meaning]
+            field["description"] = " ".join(f"{text.partition('. ')[0].rstrip('.')}." for text in sentences)
+            if field["description"] == f"Gradient of {name.removeprefix('grad_')}.":
+                del field["description"]
 
 
 def _kinds(annotation: Any) -> set[Any]:
@@ -47,7 +54,7 @@ class Closed(BaseModel):
         arbitrary_types_allowed=True,
         allow_inf_nan=False,
         use_attribute_docstrings=True,
-        json_schema_extra=unwrapped,
+        json_schema_extra=shortened,
     )
 
     elsewhere: ClassVar[dict[str, str]] = {}

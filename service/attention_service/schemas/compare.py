@@ -13,7 +13,7 @@ from attention_service.attention.outputs import OUTPUT, OUTPUTS
 from attention_service.attention.spec import Included
 from attention_service.schemas.arrays import NumbersOrNull, Tensor
 from attention_service.schemas.call import OF_NO_CALL, CallRequest
-from attention_service.schemas.closed import Closed, unwrapped
+from attention_service.schemas.closed import Closed, shortened
 from attention_service.schemas.request import OF_CALLS, AttentionRequest, check_length
 from attention_service.schemas.response import AttentionResponse
 
@@ -33,7 +33,7 @@ Status = Literal["correct", "imprecise", "wrong", "inconclusive"]
 
 
 class ArraysByName(Closed):
-    """What a kernel returned, as in a response. A null is NaN, or minus infinity where it is in a response."""
+    """What a kernel returned, by the names of AttentionResponse. null is NaN, or minus infinity as there."""
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays that were sent, by name."""
@@ -62,14 +62,14 @@ def _kind_of(name: str) -> Any:
 if TYPE_CHECKING:
     ActualArrays = ArraysByName
 else:
-    # Every result that a kernel rounds, described as in a response: integers, as the bits of hidden_by, are none.
+    # Every result that a kernel rounds: integers, as the bits of hidden_by, are none. The response describes them.
     ActualArrays = create_model(
         "ActualArrays",
         __base__=ArraysByName,
         __doc__=ArraysByName.__doc__,
         **{
-            name: (_kind_of(name) | None, Field(None, description=field.description))
-            for name, field in AttentionResponse.model_fields.items()
+            name: (_kind_of(name) | None, None)
+            for name in AttentionResponse.model_fields
             if name == OUTPUT or (name in get_args(Included) and not (name in OUTPUTS and OUTPUTS[name].is_integer))
         },
     )
@@ -92,7 +92,7 @@ class Judging(Closed):
     tolerance: OwnTolerance | None = None
     """The caller's own test, to be told what it accepts. Default: none."""
     legal: Annotated[list[Liberty], BeforeValidator(check_length)] | None = None
-    """What a right kernel may do beside rounding inputs and output: exact is none of the others, which only count in
+    """What a right kernel may do beside rounding inputs and output. exact is none of the others, which only count in
     float16 and bfloat16, but folded_scale. Default: all."""
     reference: bool | None = False
     """Return what is right, too: each array that was sent, or the output if none was."""
@@ -152,18 +152,19 @@ RightArray = Annotated[Any, PlainSerializer(_as_lists, return_type=list[Any], wh
 class Reported(BaseModel):
     """A part of a report."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, json_schema_extra=unwrapped)
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, json_schema_extra=shortened)
 
 
 class Verdict(Reported):
     """The verdict on an output."""
 
     status: Status
-    """`correct`: within legal rounding. `imprecise`: more than that. `wrong`: far from it. `inconclusive`: nothing was
-    sent, the request could not show most mistakes, or it has an option that the comparison does not know."""
+    """`correct`: within legal rounding; `imprecise`: more than that; `wrong`: far from it; `inconclusive`: not known.
+    It is not known if nothing was sent, if the request could not show most mistakes, or if it has an option that the
+    comparison does not know."""
     ratio: float | None
-    """The largest error in baselines, or twice that of rows in legal errors: up to 2 is correct, up to 10 imprecise,
-    unless it has a place, which is wrong. null: infinite, or nothing was judged."""
+    """The largest error in baselines; null: infinite, or nothing was judged. Of rows it is twice their error in legal
+    errors. Up to 2 is correct, up to 10 imprecise, unless the error has a place, which is wrong."""
     message: str
     """The verdict in a sentence."""
 
@@ -212,7 +213,7 @@ class ToleranceResult(Reported):
     name: str
     """torch.testing, KernelBench, FlashInfer-Bench, or yours."""
     passes: bool | None
-    """Whether it accepts the arrays that were sent. null: none were."""
+    """Whether it accepts the arrays that were sent; null: none were."""
     tolerance: dict[str, float]
     """rtol, atol, and the share of mismatches that it accepts."""
     misses: list[str]
@@ -225,9 +226,9 @@ class WorstElement(Reported):
     index: list[int]
     """Its place in the array as sent."""
     actual: float | None
-    """What was sent. null: infinite or NaN."""
+    """What was sent; null: infinite or NaN."""
     reference: float | None
-    """What is right. null: infinite."""
+    """What is right; null: infinite."""
 
 
 class Place(Reported):
@@ -236,8 +237,8 @@ class Place(Reported):
     array: str
     """The name of the array."""
     what: str
-    """elements, or the axis that is wrong in parts: batch entries, heads, key/value heads, rows, features or keys; of a
-    call of an engine sequences, heads or queries."""
+    """elements, or the axis that is wrong in parts. It is batch entries, heads, key/value heads, rows, features or
+    keys; of a call of an engine sequences, heads or queries."""
     message: str
     """The place in words."""
     indices: list[int] | None = None
@@ -283,11 +284,11 @@ class ReportedHypothesis(Reported):
     message: str
     """What the kernel did."""
     change: dict[str, Any] | None
-    """The fields to change in the request to get this output. null: no field can say it."""
+    """The fields to change in the request to get this output; null: no field can say it."""
     explained: float
     """The share of the squared error that it explains: of each wrong array, the least of them."""
     ratio: float | None
-    """The distance of the output to that of the mistake, in baselines. null: infinite."""
+    """The distance of the output to that of the mistake, in baselines; null: infinite."""
     certainty: Certainty
     """`proof`: the distance is within legal rounding on all rows."""
 
@@ -307,8 +308,8 @@ class ReportedPower(Reported):
     """By the name of a mistake of tiles, the sizes of tiles, in keys, for which this request shows it. It is killed if
     it is shown for 16, 32, 64, 128 and 256."""
     weak: list[str] = []
-    """Why cotangents of the request hide mistakes of gradients: numbers that do not differ cancel; of a call, why its
-    lengths and factors hide mistakes of addressing."""
+    """Why cotangents of the request hide mistakes of gradients, or lengths of a call mistakes of addressing. Numbers
+    that do not differ cancel; of a call, factors count, too."""
     options: list[str]
     """The options of the request that a kernel could ignore: with these inputs, that changes no more than rounding."""
 
@@ -325,8 +326,8 @@ class AgainstReport(Reported):
     hypotheses: list[ReportedHypothesis]
     """Which mistakes explain it, best first."""
     differences: dict[str, float | None]
-    """The largest difference of the two answers, by array, in baselines: up to 4 is legal, twice that of each. null:
-    infinite."""
+    """The largest difference of the two answers, by array, in baselines; null: infinite. Up to 4 is legal, twice that
+    of each."""
 
 
 class NextInput(Reported):
@@ -337,7 +338,7 @@ class NextInput(Reported):
     seed: int
     """The seed that it is made from: `attention-service inputs --like REQUEST --seed SEED`."""
     request: dict[str, Any] | None
-    """The request. null: too large to be shown."""
+    """The request; null: too large to be shown."""
     note: str | None = None
     """How it differs from the request of the comparison: it is narrower if that is very wide."""
 
@@ -358,17 +359,17 @@ class CompareReport(Reported):
     hypotheses: list[ReportedHypothesis]
     """Which mistakes explain it, best first."""
     facts: list[Fact]
-    """What is true of the wrong arrays where no mistake is proved, at most 16 facts, those first that tell most."""
+    """What is true of the wrong arrays where no mistake is proved. At most 16 facts, those first that tell most."""
     power: ReportedPower
     """Which mistakes this request can show."""
     next_input: NextInput | None
-    """A request that shows what is left open. null: nothing is left open that could be shown."""
+    """A request that shows what is left open; null: nothing is left open that could be shown."""
     against: AgainstReport | None = None
-    """What there is to say of the answer in `against`. null: there is none."""
+    """What there is to say of the answer in `against`; null: there is none."""
     reference: dict[str, RightArray] | None = None
-    """What is right, in float64, with the axes and the names of what was sent; null is infinite, or in a row of no
-    sequence of a call. null: `reference` of the request did not ask for it."""
+    """What is right, in float64, if `reference` of the request asked for it. It has the axes and the names of what was
+    sent; null in it is infinite, or in a row of no sequence of a call."""
     ended_early: bool = False
-    """True if `time_limit` ended the search: hypotheses, facts, power and next_input hold what was found until then."""
+    """True if `time_limit` ended the search. Hypotheses, facts, power and next_input hold what was found until then."""
     metadata: dict[str, Any]
     """How the reference was computed."""

@@ -33,7 +33,7 @@ class HeatmapOptions(Closed):
     """How numbers become colours: linear, or log for weights that differ by orders of magnitude."""
     # A generator of C# writes a larger bound as an integer that its compiler refuses.
     vmax: Annotated[float, Field(ge=1e-30, le=1e18)] | None = None
-    """The number that has the last colour, so that several pictures have one scale; 1 draws weights from 0 to 1.
+    """The number that has the last colour, so that several pictures have one scale. 1 draws weights from 0 to 1.
     Numbers with signs go from minus it. Larger ones have the last colour, too. Default: the largest that is drawn."""
     bins: Bins | None = "max"
     """What a cell shows where it stands for several queries or keys: their largest or mean number, hidden ones left

@@ -21,9 +21,9 @@ class PartialResult(Closed):
     """What attention over a part of the keys returned."""
 
     output: NumbersOrNull
-    """The output over these keys, in the layout of the request. A null is NaN, as a row without a key may have it."""
+    """The output over these keys, in the layout of the request; null is NaN, as a row without a key may have it."""
     logsumexp: Bias
-    """[b,] [h,] q: its logsumexp. null or an infinity: the row has no key in this part."""
+    """[b,] [h,] q: its logsumexp; null or an infinity: the row has no key in this part."""
 
 
 def _listed(parts: Any) -> Any:

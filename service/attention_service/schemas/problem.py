@@ -13,23 +13,23 @@ ProblemCode = Annotated[str, Field(json_schema_extra={"enum": [*error_classes()]
 
 
 class ProblemFault(BaseModel):
-    """One fault of a request."""
+    """A fault of a request."""
 
-    pointer: str = Field(description="JSON pointer to the place in the request; empty for the body as a whole.")
-    code: ProblemCode = Field(description="Stable code of this fault.")
+    pointer: str = Field(description="JSON pointer to the place; empty for the body.")
+    code: ProblemCode
     expected: str = Field(description="What would have been valid.")
-    got: str = Field(description="What came instead, in at most a few dozen characters.")
+    got: str = Field(description="What came instead.")
     hint: str | None = Field(None, description="How to correct it.")
 
 
 class Problem(BaseModel):
-    """Problem details (RFC 9457, application/problem+json)."""
+    """Problem details (RFC 9457)."""
 
-    type: str = Field(description="URI reference of the problem type: /problems/ and the code.")
-    title: str = Field(description="The problem type in words; the same for the same code.")
+    type: str = Field(description="/problems/ and the code.")
+    title: str = Field(description="The code in words.")
     status: int = Field(description="The HTTP status.")
-    detail: str = Field(description="What went wrong this time, in words.")
+    detail: str = Field(description="What went wrong, in words.")
     instance: str = Field(description="Path of the request.")
-    code: ProblemCode = Field(description="Stable: clients may switch on it.")
-    request_id: str = Field(description="Also in the X-Request-ID header and in the log.")
-    errors: list[ProblemFault] = Field(description="The faults of the request; may be empty.")
+    code: ProblemCode = Field(description="Stable; a later version may have more.")
+    request_id: str = Field(description="The X-Request-ID.")
+    errors: list[ProblemFault] = Field(description="The faults of the request.")

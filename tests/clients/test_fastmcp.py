@@ -63,5 +63,5 @@ def test_a_request_that_extends_another_takes_the_fields_of_both(client: httpx.C
 
 
 def test_an_error_says_where_the_fault_is(client: httpx.Client) -> None:
-    with pytest.raises(ToolError, match="/value.*shape_mismatch"):
+    with pytest.raises(ToolError, match=r"/value.*shape_mismatch"):
         call(client, "computeAttention", query=EYE, key=[[1.0, 0.0]], value=VALUE)

@@ -151,8 +151,9 @@ def power_of(
     wanted: Collection[str] = MUTANTS,
     pool: TilePool | None = None,
 ) -> Power:
-    """The power of the forward pass of a request. fields: as `make_input` makes them; names: of the arrays that are compared
+    """The power of the forward pass of a request.
 
+    fields: as `make_input` makes them; names: of the arrays that are compared
     tiles, pool: see Case; wanted: the names of the mutants that are looked at
     """
     forward = {name: value for name, value in fields.items() if name not in {"gradients", *COTANGENTS}}

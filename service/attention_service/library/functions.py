@@ -259,9 +259,9 @@ def attend(
             it. Default: none.
         key_mask: Booleans; true: the key is visible. (k,) for all rows, or (b, k). Default: none.
         is_causal: Query i attends to key j only if j <= i + query_offset.
-        query_offset: Position of the first query among the keys, for is_causal, window, chunk_size, alibi_slopes and
-            relative_keys: one integer, or (b,). 0 aligns the first query with the first key, k - q the last with the
-            last. Default: the length of the past. Required if there is no past and q differs from k.
+        query_offset: Position of the first query among the keys, for is_causal and all other fields whose formula has
+            it: one integer, or (b,). 0 aligns the first query with the first key, k - q the last with the last.
+            Default: the length of the past. Required if there is no past and q differs from k.
         window: Hides keys that are far from the query. Default: no keys.
         chunk_size: At least 1: query i attends only to keys j with (i + query_offset) // chunk_size = j // chunk_size,
             as in Llama 4. Default: no chunks.

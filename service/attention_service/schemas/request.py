@@ -222,9 +222,9 @@ class AttentionRequest(Closed):
     is_causal: bool | None = False
     """Query i attends to key j only if j <= i + query_offset."""
     query_offset: IntegerOrIntegers | None = None
-    """Position of the first query among the keys, for is_causal, window, chunk_size, alibi_slopes and
-    relative_keys: one integer, or (b,). 0 aligns the first query with the first key, k - q the last with the last.
-    Default: the length of the past. Required if there is no past and q differs from k."""
+    """Position of the first query among the keys, for is_causal and all other fields whose formula has it: one integer,
+    or (b,). 0 aligns the first query with the first key, k - q the last with the last. Default: the length of the past.
+    Required if there is no past and q differs from k."""
     window: Window | None = None
     """Hides keys that are far from the query. Default: no keys."""
     chunk_size: int | None = None

@@ -106,14 +106,15 @@ def _floats(value: Any, recipe: Recipe) -> Any:
 
 
 def _example(kind: type[ScoreTerm], random: np.random.Generator, recipe: Recipe) -> Any:
-    return _floats(kind.example(random, recipe.sizes), recipe)
+    """The value of the field of a term: the number of the recipe, or an example."""
+    number = recipe.numbers.get(kind.field)
+    return _floats(kind.example(random, recipe.sizes), recipe) if number is None else number
 
 
 # The value of each option of a request.
 OPTIONS: Final[dict[str, Callable[[np.random.Generator, Recipe], Any]]] = {
     **{kind.field: partial(_example, kind) for kind in TERMS},
     "window": lambda random, recipe: _sides(recipe.window),
-    "chunk_size": lambda random, recipe: recipe.chunk_size,
     "softcap": lambda random, recipe: recipe.softcap or 3.0,
     "clip_qkv": lambda random, recipe: recipe.clip or 0.8,
     "sinks": lambda random, recipe: _floats(_sinks(random, recipe), recipe),

@@ -376,7 +376,7 @@ def test_inputs_are_made_that_show_mistakes_of_both_passes(tmp_path: Path, capsy
     case.write_text(json.dumps({**BY_HAND, "grad_output": None}), encoding="utf-8")
     for command in (["inputs", "--kills"], like):
         assert main([*command, "grad.causal_added"]) == 2
-        assert "grad.causal_added, which needs a request with grad_output: --like FILE" in capsys.readouterr().err
+        assert "for grad.causal_added, a request with grad_output and without actual" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("garbage", [1e5, np.nan])

@@ -223,7 +223,8 @@ def _recipe(options: argparse.Namespace) -> Recipe:
         recipe = recipe_from_json(options.recipe, tiles)
     for name in options.kills:
         if name in GRADIENT_MUTANTS and not COTANGENTS.keys() & recipe.options:
-            raise CommandError(f"--kills: got {name}, which needs a request with grad_output: --like FILE", 2)
+            needed = f"--like FILE for {name}, a request with grad_output and without actual"
+            raise CommandError(f"--kills: expected {needed}", 2)
     return resized(recipe, queries=options.queries, keys=options.keys, heads=options.heads, head_dim=options.head_dim)
 
 

@@ -417,6 +417,17 @@ def test_made_inputs_are_read_again(tmp_path: Path, suffix: str, run: Run) -> No
     assert "norm.absent" not in run("compare", str(like))[1]
 
 
+@pytest.mark.parametrize(("size", "kept"), [(9, 9), (10_000, 512)])
+def test_made_inputs_keep_the_numbers_of_masks(size: int, kept: int, tmp_path: Path, run: Run) -> None:
+    """Up to what small inputs can show."""
+    case = tmp_path / "case.json"
+    case.write_text(json.dumps({"input": np.eye(3).tolist(), "chunk_size": size}), encoding="utf-8")
+    recipe = json.dumps({"options": ["chunk_size"], "numbers": {"chunk_size": kept}})
+    for source in (["--like", str(case)], ["--recipe", recipe]):
+        status, printed, _ = run("inputs", *source)
+        assert (status, json.loads(printed)["chunk_size"]) == (0, kept)
+
+
 def test_units_in_the_last_place() -> None:
     """NumPy's spacing, for the types that it knows."""
     for dtype in (np.float64, np.float32, np.float16):

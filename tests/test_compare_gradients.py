@@ -358,6 +358,27 @@ def test_inputs_for_a_request_with_a_cotangent_have_one(tmp_path: Path, capsys: 
     assert compare(**fields).power.weak == []
 
 
+def test_inputs_are_made_that_show_mistakes_of_both_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which of them a request like this one shows; a request without a cotangent shows none of a backward pass."""
+    case = tmp_path / "case.json"
+    case.write_text(json.dumps(BY_HAND), encoding="utf-8")
+    like = ["inputs", "--like", str(case), "--kills"]
+    assert main([*like, "grad.causal_added", "causal.added"]) == 0
+    fields = json.loads(capsys.readouterr().out)
+    query, key, value, grad = (np.array(fields[name]) for name in ("query", "key", "value", "grad_output"))
+    weights = np.exp(query @ key.swapaxes(-1, -2))
+    weights /= weights.sum(-1, keepdims=True)
+    delta = (weights @ value * grad).sum(-1, keepdims=True)
+    of_scores = np.tril(weights) * (grad @ value.swapaxes(-1, -2) - delta)
+    assert compare({"grad_query": of_scores @ key}, **fields, time_limit=0).verdict.status == "wrong"
+    assert main([*like, "grad.causal_absent", "grad.causal_added"]) == 1
+    assert capsys.readouterr().err == "not shown by this request: grad.causal_absent\n"
+    case.write_text(json.dumps({**BY_HAND, "grad_output": None}), encoding="utf-8")
+    for command in (["inputs", "--kills"], like):
+        assert main([*command, "grad.causal_added"]) == 2
+        assert "for grad.causal_added, a request with grad_output and without actual" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("garbage", [1e5, np.nan])
 def test_hidden_keys_change_no_verdict(garbage: float) -> None:
     """A cache has anything behind its last key: it is read by nobody, and no baseline grows by it."""

@@ -16,6 +16,7 @@ from attention_service.backends.base import no_check
 from attention_service.codecs.decoded import Decoded
 from attention_service.comparison import inputs
 from attention_service.comparison.case import make_case
+from attention_service.comparison.engine.suggestion import best_of
 from attention_service.comparison.inputs import (
     COTANGENTS,
     MADE_OUTPUTS,
@@ -23,7 +24,7 @@ from attention_service.comparison.inputs import (
     OPTIONS,
     made_scores,
     make_input,
-    suggest,
+    suggestions,
 )
 from attention_service.comparison.memory import (
     ARRAY_BYTES,
@@ -164,7 +165,7 @@ def test_memory_is_estimated_for_every_made_input(size: str, options: str, monke
     monkeypatch.setattr(inputs, "TRIES", 2)
     sizes: Any = RECIPES[size]
     recipe = Recipe(frozenset(CHOICES[options]), keys=257, **sizes)
-    peak = peak_of(lambda: suggest(recipe, tuple(MUTANTS), ("output",), 0, no_check))
+    peak = peak_of(lambda: best_of(suggestions(recipe, MUTANTS, ("output",), 0, no_check), MUTANTS))
     assert peak <= suggestion_bytes(recipe, ("output",)) <= SLACK * peak + OBJECTS
 
 
@@ -185,7 +186,8 @@ def test_a_made_input_takes_a_bounded_amount_of_memory(heads_of_keys: int) -> No
     recipe = recipe_of(make_case(spec, plan.dtype), TILED)
     assert (recipe.head_dim, recipe.value_dim) == (MAX_DIM, MAX_DIM)
     names = ("output", "logsumexp")
-    peak = peak_of(lambda: suggest(recipe, ("heads.reversed", "mask.finite"), names, 0, no_check))
+    wanted = ("heads.reversed", "mask.finite")
+    peak = peak_of(lambda: best_of(suggestions(recipe, wanted, names, 0, no_check), wanted))
     assert peak <= min(64 * 2**20, suggestion_bytes(recipe, names))
 
 
@@ -374,7 +376,7 @@ def test_a_tail_is_not_shown_by_keys_without_one() -> None:
 
 @pytest.mark.parametrize("name", ["softmax.no_rescale", "softmax.last_tile"])
 def test_made_inputs_show_mistakes_of_tiles(name: str) -> None:
-    found = suggest(recipe_for([name]), [name], ("output",), 0, no_check)
+    found = best_of(suggestions(recipe_for([name]), [name], ("output",), 0, no_check), [name])
     assert found is not None
     assert found.kills == (name,)
     query, key, value = (found.fields[role][0, 0].astype(np.float64) for role in ("query", "key", "value"))

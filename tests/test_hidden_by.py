@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from attention_service import attend
 from attention_service.attention.score_term import ScoreTerm
+from attention_service.attention.shapes import Sizes
 from attention_service.attention.spec import AttentionSpec
 from attention_service.attention.terms import CAUSES, TERMS
 from attention_service.commands.files import read_arrays
@@ -24,7 +25,9 @@ from tests.helpers import oip, wire
 from tests.helpers.backends import BACKENDS, compute_as_if_large
 
 ROOT = Path(__file__).resolve().parent.parent
-MASK, KEY_MASK, KEY_LENGTHS, QUERY_LENGTHS, SEGMENTS, WINDOW, CHUNK, CAUSAL, BIAS, SELECTED = (2**n for n in range(10))
+# In the order of their bits, which never changes.
+FIELDS = ("mask", "key_mask", "key_lengths", "query_lengths", "segment_ids", "window", "chunk_size", "is_causal",
+          "bias", "selected_keys")  # fmt: skip
 BITS = {name: cause.bit for name, cause in CAUSES.items()}
 FOUR = np.eye(4)
 INF = math.inf
@@ -174,7 +177,8 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
     if b == g * groups > 1:  # where a mask of rank 3 would be ambiguous
         b = 1
     ids = {"query": random.integers(0, 2, (b, q)), "key": random.integers(0, 2, (b, k))}
-    options: dict[str, Any] = {
+    sizes = Sizes(g * groups, g, b, q, k, d, d)
+    options: dict[str, Any] = {kind.field: kind.example(random, sizes) for kind in TERMS} | {
         "mask": random.random((b, g * groups, q, k)) < 0.7,
         "key_mask": random.random((b, k)) < 0.8,
         "key_lengths": random.integers(0, k + 1, b),
@@ -184,6 +188,7 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
         "chunk_size": int(random.integers(1, 4)),
         "is_causal": True,
         "bias": np.where(random.random((1, 1, q, k)) < 0.8, random.normal(size=(1, 1, q, k)), -INF),
+        "selected_keys": random.integers(-1, k, (b, g * groups, q, 2)),
         "alibi_slopes": random.random(g * groups),
         "softcap": 2.0,
         "normalization": "sum",
@@ -216,8 +221,8 @@ def test_a_key_is_hidden_where_its_masked_score_is_minus_infinity(
 
 
 def test_every_term_that_hides_keys_has_a_bit_of_its_own() -> None:
-    assert [BITS[name] for name in BITS] == [MASK, KEY_MASK, KEY_LENGTHS, QUERY_LENGTHS, SEGMENTS, WINDOW, CHUNK,
-                                             CAUSAL, BIAS, SELECTED]  # fmt: skip
+    assert {name: 2**n for n, name in enumerate(FIELDS)} == BITS
+    assert {cause for _, _, causes in CASES.values() for cause in causes} == {*BITS}, "a field has no case by hand"
     hiding = [kind for kind in TERMS if kind.visible is not ScoreTerm.visible]
     assert [kind.field for kind in TERMS if kind.cause] == [kind.field for kind in hiding]
     assert len(hiding) == len(set(BITS.values())) == len(BITS)

@@ -11,12 +11,15 @@ import shutil
 from pathlib import Path
 from typing import Final
 
+from attention_service.attention.terms import CAUSES
+
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
 # What the generator of docs, page and library reads and writes.
 FOLDERS: Final = ("service", "openapi", "docs", "tests/cases")
 FILES: Final = ("CONTRIBUTING.md", "README.md", "CHANGELOG.md")
 
-# By file, the lines before which a text is inserted.
+FREE_BIT: Final = 2 * max(cause.bit for cause in CAUSES.values())
+# By file, the places before which a text is inserted.
 CHANGES: Final[dict[str, list[tuple[str, str]]]] = {
     "attention/spec.py": [
         (
@@ -77,7 +80,7 @@ class StairsTerm(ScoreTerm):
     narrows: ClassVar[bool] = True
     reads_query: ClassVar[bool] = True
     reads_offset: ClassVar[bool] = True
-    cause: ClassVar[Cause | None] = Cause(1024, "#123456", "the stairs (later key {key})", "on a later step")
+    cause: ClassVar[Cause | None] = Cause(FREE_BIT, "#123456", "the stairs (later key {key})", "on a later step")
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
@@ -159,7 +162,7 @@ class StairsTerm(ScoreTerm):
             "from attention_service.attention.shapes import Sizes\n",
             "from attention_service.attention.score_term import Part\n",
         ),
-        ("Chunks, Causal)\n", "StairsTerm, "),
+        ("SlidingWindow,", "StairsTerm, "),
     ],
 }
 
@@ -185,5 +188,5 @@ def plant(folder: Path) -> None:
         text = path.read_text(encoding="utf-8")
         for line, added in changes:
             assert text.count(line) == 1, (name, line)
-            text = text.replace(line, added + line)
+            text = text.replace(line, added.replace("FREE_BIT", str(FREE_BIT)) + line)
         path.write_text(text, encoding="utf-8")

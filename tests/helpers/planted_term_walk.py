@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from attention_service import assert_attention, attend, compare
+from attention_service.attention.terms import CAUSES
 from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.inputs import make_input
 from attention_service.comparison.recipes import recipe_for
@@ -99,7 +100,7 @@ def pages() -> dict[str, bool]:
     """Whether the generated parts of docs and page have the term."""
     return {
         "field in docs/attention.md": "| `stairs` |" in generate.fields(),
-        "bit in docs/attention.md": "| 1024 | `stairs` | on a later step |" in generate.causes(),
+        "bit in docs/attention.md": f"| {CAUSES['stairs'].bit} | `stairs` | on a later step |" in generate.causes(),
         "mistakes": all(f"| `{name}` |" in generate.mistakes() for name in ("stairs.absent", "grad.stairs_absent")),
         "sentence of the page": "data-stairs=" in generate.reasons(),
         "colour of the page": "--stairs: #123456;" in generate.tints(),

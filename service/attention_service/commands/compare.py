@@ -13,6 +13,7 @@ from attention_service.commands import formats, on_ray, targets
 from attention_service.commands.terminal import FAILED, PATIENCE, CommandError, Progress, natural, reported
 
 if TYPE_CHECKING:  # commands import what they need when they run
+    from attention_service.comparison.recipes import Recipe
     from attention_service.comparison.truth import Question
     from attention_service.schemas.compare import CompareReport
 
@@ -177,36 +178,18 @@ def _report(options: argparse.Namespace) -> tuple[CompareReport, Question | None
 
 def run_inputs(options: argparse.Namespace) -> int:
     """Write the request of the command, and return the exit status: 1 if it does not show all that it should."""
-    from attention_service.commands.files import read_request, write_request
-    from attention_service.comparison.candidates import MESSAGES
-    from attention_service.comparison.case import TILES
-    from attention_service.comparison.inputs import make_input, suggest
-    from attention_service.comparison.mutants import MUTANTS
-    from attention_service.comparison.question import make_question
-    from attention_service.comparison.recipes import recipe_for, recipe_from_json, recipe_of_request, resized
+    from attention_service.commands.files import write_request
+    from attention_service.comparison.gradients.suggestion import suggest
+    from attention_service.comparison.inputs import make_input
+    from attention_service.library.calls import all_processors
     from attention_service.pipeline.json_fields import json_fields
 
-    for name in options.kills:
-        if name not in MUTANTS:
-            why = ", which is found by an estimate and has no request made for it" if name in MESSAGES else ""
-            why = ", which --like FILE shows for a request with grad_output" if name.startswith("grad.") else why
-            raise CommandError(f"--kills: expected names of mistakes, got {name}{why}", 2)
     with reported(invalid=2):
-        tiles = TILES if options.tile is None else (options.tile,)
-        recipe = recipe_for(options.kills, tiles)
-        if options.like is not None:
-            question = make_question(read_request(Path(options.like)))
-            recipe = recipe_of_request(question.asked, question.plan, options.kills, tiles)
-        elif options.recipe is not None:
-            recipe = recipe_from_json(options.recipe, tiles)
-        recipe = resized(
-            recipe, queries=options.queries, keys=options.keys, heads=options.heads, head_dim=options.head_dim
-        )
+        recipe = _recipe(options)
         fields, shown = make_input(recipe, options.seed), tuple(options.kills)
         if options.kills:
-            names = ("output", "logsumexp") if any(MUTANTS[name].needs for name in options.kills) else ("output",)
-            with Progress(PATIENCE) as progress:
-                found = suggest(recipe, options.kills, names, options.seed, counted(progress))
+            with Progress(PATIENCE) as progress, all_processors() as backend:
+                found = suggest(recipe, options.kills, options.seed, backend, counted(progress))
             fields, shown = (fields, ()) if found is None else (found.fields, found.kills)
         if options.output is None:
             print(json.dumps(json_fields(fields)))
@@ -216,6 +199,35 @@ def run_inputs(options: argparse.Namespace) -> int:
     if missing:
         raise CommandError(f"not shown by this request: {', '.join(missing)}")
     return 0
+
+
+def _recipe(options: argparse.Namespace) -> Recipe:
+    """The recipe of the request that is made. Errors: CommandError, InvalidRequest of every kind."""
+    from attention_service.commands.files import read_request
+    from attention_service.comparison.candidates import MESSAGES
+    from attention_service.comparison.case import TILES
+    from attention_service.comparison.gradients.mutants import GRADIENT_MUTANTS
+    from attention_service.comparison.inputs import COTANGENTS
+    from attention_service.comparison.mutants import MUTANTS
+    from attention_service.comparison.question import make_question
+    from attention_service.comparison.recipes import recipe_for, recipe_from_json, recipe_of_request, resized
+
+    for name in options.kills:
+        if name not in MUTANTS and name not in GRADIENT_MUTANTS:
+            why = ", which is found by an estimate and has no request made for it" if name in MESSAGES else ""
+            raise CommandError(f"--kills: expected names of mistakes, got {name}{why}", 2)
+    tiles = TILES if options.tile is None else (options.tile,)
+    recipe = recipe_for(options.kills, tiles)
+    if options.like is not None:
+        question = make_question(read_request(Path(options.like)))
+        recipe = recipe_of_request(question.asked, question.plan, options.kills, tiles)
+    elif options.recipe is not None:
+        recipe = recipe_from_json(options.recipe, tiles)
+    for name in options.kills:
+        if name in GRADIENT_MUTANTS and not COTANGENTS.keys() & recipe.options:
+            needed = f"--like FILE for {name}, a request with grad_output and without actual"
+            raise CommandError(f"--kills: expected {needed}", 2)
+    return resized(recipe, queries=options.queries, keys=options.keys, heads=options.heads, head_dim=options.head_dim)
 
 
 def counted(progress: Progress) -> Callable[[], None]:

@@ -20,7 +20,7 @@ from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.candidates import candidates
 from attention_service.comparison.case import TILES, make_case
 from attention_service.comparison.engine.power import Power, power
-from attention_service.comparison.engine.suggestion import Suggestion, best_of
+from attention_service.comparison.engine.suggestion import Suggestion
 from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.outputs import Outputs
 from attention_service.comparison.recipes import Recipe
@@ -106,14 +106,15 @@ def _floats(value: Any, recipe: Recipe) -> Any:
 
 
 def _example(kind: type[ScoreTerm], random: np.random.Generator, recipe: Recipe) -> Any:
-    return _floats(kind.example(random, recipe.sizes), recipe)
+    """The value of the field of a term: the number of the recipe, or an example."""
+    number = recipe.numbers.get(kind.field)
+    return _floats(kind.example(random, recipe.sizes), recipe) if number is None else number
 
 
 # The value of each option of a request.
 OPTIONS: Final[dict[str, Callable[[np.random.Generator, Recipe], Any]]] = {
     **{kind.field: partial(_example, kind) for kind in TERMS},
     "window": lambda random, recipe: _sides(recipe.window),
-    "chunk_size": lambda random, recipe: recipe.chunk_size,
     "softcap": lambda random, recipe: recipe.softcap or 3.0,
     "clip_qkv": lambda random, recipe: recipe.clip or 0.8,
     "sinks": lambda random, recipe: _floats(_sinks(random, recipe), recipe),
@@ -151,25 +152,17 @@ def power_of(
     wanted: Collection[str] = MUTANTS,
     pool: TilePool | None = None,
 ) -> Power:
-    """The power of a request. fields: as `make_input` makes them; names: of the arrays that are compared
+    """The power of the forward pass of a request.
 
+    fields: as `make_input` makes them; names: of the arrays that are compared
     tiles, pool: see Case; wanted: the names of the mutants that are looked at
     """
-    spec, plan = make_spec_and_plan(Decoded(fields, frozenset()))
+    forward = {name: value for name, value in fields.items() if name not in {"gradients", *COTANGENTS}}
+    spec, plan = make_spec_and_plan(Decoded(forward, frozenset()))
     case = replace(make_case(spec, plan.dtype, check), room=MADE_ROOM, tiles=tiles, pool=pool)
     sample = choose_sample(case, None, made_scores(names), MADE_OUTPUTS)
     outputs = Outputs.of(case, sample, None, names)
     return power(outputs, list(candidates(case, sample, outputs.right, check, wanted)), check)
-
-
-def suggest(
-    recipe: Recipe, wanted: Collection[str], names: Collection[str], seed: int, check: Check
-) -> Suggestion | None:
-    """The request of a few seeds that shows most of the wanted mistakes; None if none shows any.
-
-    names: of the arrays that are compared; seed: the first that is tried
-    """
-    return best_of(suggestions(recipe, wanted, names, seed, check), wanted)
 
 
 def suggestions(
@@ -182,8 +175,9 @@ def suggestions(
     *,
     apart: bool = False,
 ) -> Iterator[Suggestion]:
-    """Requests of a few seeds, and the wanted mistakes that each shows. pool: see Case; others: as of `suggest`
+    """Requests of a few seeds, and the wanted mistakes that each shows.
 
+    names: of the arrays that are compared; seed: the first that is tried; pool: see Case
     apart: True if the wanted mistakes must also have different answers
     """
     for tried in range(seed, seed + TRIES):

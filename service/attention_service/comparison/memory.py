@@ -163,7 +163,7 @@ def recipes(question: Question) -> tuple[Recipe, Recipe]:
 
 
 def suggestion_bytes(recipe: Recipe, names: tuple[str, ...], workers: int = 1) -> int:
-    """Upper bound of the memory of `suggest`, in bytes. names, workers: see Work"""
+    """Upper bound of the memory of `suggestions`, in bytes. names, workers: see Work"""
     work = Work(recipe.sizes, names, recipe.value_dim, scores=made_scores(names), outputs=MADE_OUTPUTS, room=MADE_ROOM)
     work = replace(work, options=len(recipe.options), workers=workers)
     width = compute_dtype(FLOATS[recipe.dtype]).itemsize

@@ -25,7 +25,7 @@ BATCH: Final = 2
 QUERIES: Final = 13
 TILED_QUERIES: Final = 19
 KEYS: Final = 67
-# The widest windows and chunks that are kept, and the largest groups of query heads.
+# The widest windows, chunks and other integers of terms that are kept, and the largest groups of query heads.
 MAX_REACH: Final = 512
 MAX_GROUP: Final = 16
 PAST: Final = 5
@@ -36,7 +36,6 @@ KEYS_OF_TILE: Final = 259
 MOST_QUERIES: Final = 269
 # Keys, and features of a value, of a request whose values can be read transposed.
 KEYS_OF_SQUARE: Final = 23
-CHUNK: Final = 7
 HEAD_DIM: Final = 8
 # A scale whose scores overflow as exponentials, also in float64.
 OVERFLOWING: Final = 100.0
@@ -52,6 +51,7 @@ class Recipe:
     """What a request is made of.
 
     options: fields of the API that it has, and `past`; keys: with the past; norm: options of all norms;
+    numbers: of options that are one number, as `chunk_size`; those without one have that of an example
     scales_heads: True for a scale per head; has_row_sinks: True for a sink per query of each head
     size: a factor of queries and keys; tiles: see Case
     alignment: of queries and keys, if there is an offset: `last` with last, `first` with first, by `one` number, or by
@@ -69,7 +69,7 @@ class Recipe:
     head_dim: int = HEAD_DIM
     value_dim: int = VALUE_DIM
     window: Window = field(default_factory=lambda: Window(*WINDOW))
-    chunk_size: int = CHUNK
+    numbers: Mapping[str, int | float] = field(default_factory=dict)
     rotary: Mapping[str, Any] = field(default_factory=lambda: {"base": 500.0})
     norm: Mapping[str, str] = field(default_factory=dict)
     has_offset: bool = True
@@ -264,9 +264,9 @@ def recipe_for_sizes(spec: AttentionSpec, sizes: Sizes, dtype: np.dtype, tiles: 
         options.add("past")
     has_offset = spec.query_offset is not None or spec.past_key is not None
     head_dim, value_dim = min(sizes.head_dim, MAX_DIM), min(sizes.value_dim, MAX_DIM)
-    window, chunk = _narrowed(spec.window), min(spec.chunk_size or CHUNK, MAX_REACH)
-    reach = max(window.left or 0, window.right or 0) if "window" in options else 0
-    reach = max(reach, chunk if "chunk_size" in options else 0)
+    window, numbers = _narrowed(spec.window), _numbers(spec)
+    sides = (window.left or 0, window.right or 0) if "window" in options else ()
+    reach = max([0, *sides, *(number for number in numbers.values() if isinstance(number, int))])
     keys = max(keys_of_tiles(tiles) if tiles else KEYS, reach + KEYS - max(WINDOW))
     group = min(sizes.num_heads // sizes.num_kv_heads, MAX_GROUP)
     batch, shown, group, keys = _fitting(
@@ -285,7 +285,7 @@ def recipe_for_sizes(spec: AttentionSpec, sizes: Sizes, dtype: np.dtype, tiles: 
         queries=(QUERIES if spec.window is None else TILED_QUERIES) if has_offset or not POSITIONAL & options else keys,
         has_offset=has_offset,
         alignment=_alignment(spec, sizes),
-        chunk_size=chunk,
+        numbers=numbers,
         rotary=_rotary(spec.rotary, head_dim),
         norm=_options_of_norms(spec),
         window=window,
@@ -363,6 +363,12 @@ def _options_of_norms(spec: AttentionSpec) -> dict[str, str]:
     norms = (spec.output_norm, spec.value_norm, spec.key_norm, spec.query_norm)
     given = [norm for norm in norms if norm is not None]
     return {name: getattr(norm, name) for norm in given for name in ("kind", "over", "position")}
+
+
+def _numbers(spec: AttentionSpec) -> dict[str, int | float]:
+    """The fields of terms that are one number, by name: integers, as sizes of chunks, up to MAX_REACH."""
+    given = {name: value for name in sorted(TERMS) if type(value := getattr(spec, name)) in (int, float)}
+    return {name: min(value, MAX_REACH) if isinstance(value, int) else value for name, value in given.items()}
 
 
 def _narrowed(window: Window | None) -> Window:

@@ -264,9 +264,9 @@ def attend(
             is visible only if every mask allows it. Default: none.
         key_mask: Booleans; true: the key is visible. (k,) for all rows, or (b, k). Default: none.
         is_causal: Query i attends to key j only if j <= i + query_offset.
-        query_offset: Position of the first query among the keys: one, or (b,). is_causal, window, chunk_size,
-            alibi_slopes and relative_keys count from it. 0 aligns the first query with the first key, k - q the last
-            with the last. It is required if there is no past and q differs from k. Default: the length of the past.
+        query_offset: Position of the first query among the keys: one, or (b,). is_causal and all other fields whose
+            formula has it count from it. 0 aligns the first query with the first key, k - q the last with the last. It
+            is required if there is no past and q differs from k. Default: the length of the past.
         window: Hides keys far from the query. Default: none.
         chunk_size: At least 1: a query attends only to keys of its chunk. The chunk of query i is that of the keys j
             with (i + query_offset) // chunk_size = j // chunk_size, as in Llama 4. Default: none.

@@ -225,9 +225,9 @@ class AttentionRequest(Closed):
     is_causal: bool | None = False
     """Query i attends to key j only if j <= i + query_offset."""
     query_offset: IntegerOrIntegers | None = None
-    """Position of the first query among the keys: one, or (b,). is_causal, window, chunk_size, alibi_slopes and
-    relative_keys count from it. 0 aligns the first query with the first key, k - q the last with the last. It is
-    required if there is no past and q differs from k. Default: the length of the past."""
+    """Position of the first query among the keys: one, or (b,). is_causal and all other fields whose formula has it
+    count from it. 0 aligns the first query with the first key, k - q the last with the last. It is required if there is
+    no past and q differs from k. Default: the length of the past."""
     window: Window | None = None
     """Hides keys far from the query. Default: none."""
     chunk_size: int | None = None

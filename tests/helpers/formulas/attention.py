@@ -19,9 +19,9 @@ LOG2E: Final = math.log2(math.e)
 TYPES: Final = (np.float32, np.float32, ml_dtypes.bfloat16, np.float16, np.float64)
 TILES: Final = (16, 32, 64)
 CHUNK: Final = 7
-MASKS: Final = ("is_causal", "window", "chunk_size", "mask", "key_mask", "key_lengths", "segment_ids", "selected_keys")
 # Options that a request may have beside those that its mistake needs.
-EXTRAS: Final = (*MASKS[:2], *MASKS[3:5], "bias", "alibi_slopes", "softcap", "sinks", "rotary", "past", "clip_qkv")
+EXTRAS: Final = ("is_causal", "window", "mask", "key_mask", "bias", "alibi_slopes", "softcap", "sinks", "rotary",
+                 "past", "clip_qkv")  # fmt: skip
 Answer = tuple[np.ndarray, np.ndarray | None]
 
 

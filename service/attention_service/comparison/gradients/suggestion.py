@@ -11,14 +11,16 @@ import numpy as np
 from attention_service.backends.base import Backend, Check
 from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.case import Case
-from attention_service.comparison.engine.suggestion import Suggestion
+from attention_service.comparison.engine.suggestion import Suggestion, best_of
 from attention_service.comparison.errors import largest_number
 from attention_service.comparison.gradients.case import Gradients, stored_dtype
 from attention_service.comparison.gradients.judge import GradientTruth, gradient_truth
 from attention_service.comparison.gradients.mutants import GRADIENT_MUTANTS
 from attention_service.comparison.gradients.mutants.table import Variant
 from attention_service.comparison.inputs import TRIES, make_input
-from attention_service.comparison.recipes import recipe_of
+from attention_service.comparison.inputs import suggestions as suggestions_of_forward
+from attention_service.comparison.mutants import MUTANTS
+from attention_service.comparison.recipes import Recipe, recipe_of
 from attention_service.comparison.rules import CORRECT
 from attention_service.comparison.truth import GradientQuestion
 from attention_service.errors import InvalidRequest, Overflow
@@ -53,6 +55,23 @@ def suggestions(
         except InvalidRequest:
             continue  # options that cannot stand together in these sizes, which is no error of the caller
         yield Suggestion(seed, fields, tuple(name for name in wanted if name in shown))
+
+
+def suggest(recipe: Recipe, wanted: Collection[str], seed: int, backend: Backend, check: Check) -> Suggestion | None:
+    """The request of a few seeds that shows most of the wanted mistakes, of both passes; None if none shows any.
+
+    recipe: with cotangents for mistakes of the backward pass; seed: the first that is tried
+    """
+    backward = [name for name in wanted if name in GRADIENT_MUTANTS]
+    forward = [name for name in wanted if name in MUTANTS]
+    names = ("output", "logsumexp") if any(MUTANTS[name].needs for name in forward) else ("output",)
+
+    def of_both() -> Iterator[Suggestion]:
+        for one in suggestions_of_forward(recipe, forward, names, seed, check):
+            shown = {*one.kills, *(_shown_by(one.fields, backward, backend, check) if backward else ())}
+            yield replace(one, kills=tuple(name for name in wanted if name in shown))
+
+    return best_of(of_both(), wanted)
 
 
 def _shown_by(fields: dict[str, Any], wanted: Collection[str], backend: Backend, check: Check) -> set[str]:

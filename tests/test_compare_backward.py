@@ -289,3 +289,32 @@ def test_damaged_gradients_whose_errors_are_less_than_the_largest_limit_are_judg
     """Each number has a limit of its own: all wrong ones may be within that of the array, and nothing is elsewhere."""
     sent, fields = draw_corrupted(3021)
     assert compare(sent, **fields).verdict.status == "wrong"
+
+
+@pytest.mark.parametrize("dtype", [np.dtype(BFLOAT16), np.dtype(np.float16)])
+@pytest.mark.parametrize("name", [KEY, VALUE])
+def test_rows_that_see_one_key_alone_hide_no_wrong_gradient(dtype: np.dtype, name: str) -> None:
+    """A weight of one has no error of its score; what is left of it by rounding is no number's root."""
+    fields = request(dtype, length=17)
+    fields["query"] = (fields["query"].astype(np.float32) * 20).astype(dtype)
+    gradients = right_pass(fields).gradients()
+    right = {one: gradients[one].astype(dtype) for one in GRADIENTS}
+    assert compare(right, **fields).verdict.status == "correct"
+    random = np.random.default_rng(0).normal(size=right[name].shape) * 50
+    report = compare({**right, name: random.astype(dtype)}, **fields)
+    assert report.verdict.status == "wrong"
+    assert all(not baseline.non_finite for baseline in report.baseline.values())
+
+
+def test_zeros_are_no_exchange_with_a_gradient_that_is_0() -> None:
+    """Of equal values dk is 0 but for rounding. An exchange would return dv in its place."""
+    fields = request()
+    fields["value"] = np.ones_like(fields["value"])
+    right = right_pass(fields).gradients()
+    sent = {**{name: array.astype(F32) for name, array in right.items() if name in GRADIENTS}, VALUE: right[VALUE] * 0}
+    [best] = compare(sent, **fields).hypotheses
+    assert (best.name, best.certainty) == ("grad.zero", "proof")
+    assert "grad.dk_dv_swapped" not in best.also
+    exchanged = {**sent, KEY: right[VALUE].astype(F32), VALUE: right[KEY].astype(F32)}
+    [best] = compare(exchanged, **fields).hypotheses
+    assert (best.name, best.certainty) == ("grad.dk_dv_swapped", "proof")

@@ -612,7 +612,7 @@ TRUE: Final[dict[str, set[str]]] = {
     "keys.second_half": {"part_factors"},
     "softmax.no_rescale": {"part_factors"},
     "softmax.accumulator_no_rescale": {"part_factors"},
-    "softmax.last_tile": {"part_factors"},
+    "softmax.last_tile": {"part_factors", "other_keys"},
     "window.left_minus_one": {"other_weights"},  # of which some are 0, as in the next ones
     "window.right_minus_one": {"other_weights"},
     "causal.strict": {"other_weights"},

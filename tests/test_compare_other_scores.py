@@ -133,6 +133,15 @@ def test_other_values_are_no_other_weights(change: Any) -> None:
     assert "other_weights" not in {one.name for one in drawn.facts(change(output), is_causal=True)}
 
 
+def test_nan_is_no_sum_of_values() -> None:
+    """The only wrong row that sees few keys is NaN."""
+    drawn = Drawn(np.float32, keys=ROWS)
+    output = drawn.output(drawn.scores, hidden_to_the_left(ROWS))
+    output[1, 5] = np.nan
+    output[2, -3:] *= 1.5
+    assert "other_weights" not in {one.name for one in drawn.facts(output, is_causal=True)}
+
+
 def test_other_keys_are_no_other_weights() -> None:
     """Keys that a row is not to see add their values, which are no sum of those that it sees."""
     drawn = Drawn(np.float32, keys=ROWS)

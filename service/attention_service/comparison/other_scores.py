@@ -154,7 +154,8 @@ def _other_weights(wrong: Wrong) -> Iterator[Fact]:
                 values = problem.value[0, at[0][:, None], seen]
                 first = values[:, 0]
                 nearest = first + _projected(values[:, 1:] - first[:, None], wrong.actual[place] - first)
-                if not np.all(distances(wrong.actual[place], nearest) <= wrong.tolerance):
+                # What is no number is nearest to itself.
+                if not np.all(np.isfinite(nearest) & (distances(wrong.actual[place], nearest) <= wrong.tolerance)):
                     return
                 fitted = count - 1 + spare[place[:2]][:, 0]
                 predicted[place], lost[place], most = nearest, fitted * wrong.sums[3][place], max(most, count)

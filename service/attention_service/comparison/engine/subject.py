@@ -13,7 +13,7 @@ import numpy as np
 from attention_service.attention.result import Metadata
 from attention_service.backends.base import Check
 from attention_service.comparison.engine.candidate import Candidate, W, ratio
-from attention_service.comparison.engine.hypothesis import Hypothesis, explained_part
+from attention_service.comparison.engine.hypothesis import LEAST, Hypothesis, explained_part
 from attention_service.comparison.engine.suggestion import Suggestion
 from attention_service.comparison.errors import distance, measure, square
 from attention_service.comparison.judged import Judged
@@ -226,7 +226,8 @@ class Subject(Judgement, Generic[W]):
         self, candidate: Candidate[W], explained: float, apart: float, part: tuple[str, ...] = ()
     ) -> Hypothesis:
         """A hypothesis with the rule of proof. apart: see `Hypothesis.ratio`"""
-        proves = apart <= CORRECT and not (candidate.rounds or part) and self.is_closer(candidate)
+        proves = apart <= CORRECT and explained >= LEAST and not (candidate.rounds or part)
+        proves = proves and self.is_closer(candidate)
         return Hypothesis(candidate, explained, apart, proves and self.can_prove(candidate, apart), part=part)
 
     def is_closer(self, candidate: Candidate[W]) -> bool:

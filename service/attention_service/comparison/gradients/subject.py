@@ -224,7 +224,9 @@ class GradientSubject(Subject[Case]):
             apart = {sent: self._own_ratio(sent, made[sent]) for sent in truth.sent}
             is_part = any(apart[sent] > CORRECT for sent in truth.sent if sent not in self.wrong)
             is_part |= row is None and bool(self.outputs)
-            if is_part:
+            if is_part and row is not None and row.of_all:
+                made, apart = dict(right), dict.fromkeys(apart, math.inf)
+            elif is_part:
                 made = {**made, **{sent: right[sent] for sent in truth.sent if sent not in self.wrong}}
                 case = case.changed(INEXPRESSIBLE, detail=f"{_in_words(wrong)} only")
             return GradientCandidate(
@@ -380,7 +382,7 @@ def _growth(truth: GradientTruth, name: str) -> float:
     if not right.ndim:
         return 0.0
     least, most = (_largest_of_rows(array) for array in (right, limits))
-    relative = most[least > 0] / least[least > 0]
+    relative = most[least > most] / least[least > most]  # of what is more than rounding leaves
     return float(np.quantile(relative, TYPICAL)) if relative.size else 0.0
 
 

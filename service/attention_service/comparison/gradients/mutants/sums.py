@@ -132,7 +132,7 @@ def exchanged(case: GradientCase, one: str, other: str) -> Iterator[Variant]:
         yield edited(case, lambda sums: sums | {one: sums[other], other: sums[one]})
 
 
-@mutant("dk_dv_swapped", "The gradients of key and value are exchanged.")
+@mutant("dk_dv_swapped", "The gradients of key and value are exchanged.", of_all=True)
 def dk_dv_swapped(case: GradientCase) -> Iterator[Variant]:
     yield from exchanged(case, "key", "value")
 

@@ -36,22 +36,24 @@ class GradientMutant:
     """A row of the table. name: stable, part of the contract; message: what the kernel did, as one sentence
 
     in_power: False if it has so many forms that those that may explain wrong gradients are estimated
+    of_all: True if it cannot be made of some gradients alone, as an exchange cannot
     """
 
     name: str
     message: str
     edit: Edit
     in_power: bool = True
+    of_all: bool = False
 
 
 GRADIENT_MUTANTS: Final[dict[str, GradientMutant]] = {}
 
 
-def mutant(name: str, message: str, *, in_power: bool = True) -> Callable[[Edit], Edit]:
-    """Put a function into the table, as the mutant `grad.` and this name. in_power: see GradientMutant"""
+def mutant(name: str, message: str, *, in_power: bool = True, of_all: bool = False) -> Callable[[Edit], Edit]:
+    """Put a function into the table, as the mutant `grad.` and this name. in_power, of_all: see GradientMutant"""
 
     def add(edit: Edit) -> Edit:
-        GRADIENT_MUTANTS[f"grad.{name}"] = GradientMutant(f"grad.{name}", message, edit, in_power)
+        GRADIENT_MUTANTS[f"grad.{name}"] = GradientMutant(f"grad.{name}", message, edit, in_power, of_all)
         return edit
 
     return add

@@ -210,8 +210,7 @@ class Dithered(TileBackward):
         errors = self._of_scores
         if self.plan.normalization == "softmax":  # the sum of a row moves all of its weights, also the least ones
             of_sums = np.linalg.norm(weights * errors, axis=-1, keepdims=True)
-            squares = np.square(errors) * (1 - 2 * weights) + np.square(of_sums)
-            errors = np.sqrt(np.maximum(squares, 0))  # 0 for a weight of one, of which rounding leaves less
+            errors = np.sqrt(np.maximum(np.square(errors) * (1 - 2 * weights) + np.square(of_sums), 0))  # 0 where it is 1
         return super().run(tile, weights * (1 + self.noise(errors.shape) / MEAN * errors), stages, write)
 
     def _errors_of_scores(self, tile: Tile, scores: Array) -> np.ndarray:

@@ -208,9 +208,9 @@ class Dithered(TileBackward):
         if self._source != "scores":
             return super().run(tile, self.rounded(weights, "weights"), stages, write)
         errors = self._of_scores
-        if self.plan.normalization == "softmax":  # the sum of a row moves all of its weights, also the least ones
+        if self.plan.normalization == "softmax":  # the sum of a row moves all of its weights, but one that is 1
             of_sums = np.linalg.norm(weights * errors, axis=-1, keepdims=True)
-            errors = np.sqrt(np.maximum(np.square(errors) * (1 - 2 * weights) + np.square(of_sums), 0))  # 0 where it is 1
+            errors = np.sqrt(np.maximum(np.square(errors) * (1 - 2 * weights) + np.square(of_sums), 0))
         return super().run(tile, weights * (1 + self.noise(errors.shape) / MEAN * errors), stages, write)
 
     def _errors_of_scores(self, tile: Tile, scores: Array) -> np.ndarray:

@@ -169,7 +169,7 @@ def create_app(settings: Settings) -> FastAPI:
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     own = middleware(settings, engine, service_metrics, spans)
-    app.build_middleware_stack = partial(build_middleware_stack, app, own)  # type: ignore[method-assign]
+    app.build_middleware_stack = partial(build_middleware_stack, app, own)  # type: ignore[method-assign]  # see there
     app.state.settings = settings
     app.state.engine = engine
     app.state.metrics = service_metrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -38,7 +38,7 @@ Inputs = Callable[[Case, Collection[str], Collection[str], Check, bool], Iterabl
 
 
 def no_inputs(*_: object) -> Iterable[Suggestion]:
-    """No inputs: nobody sees those of a call."""
+    """Returns no inputs, as the report of a call shows none."""
     return ()
 
 
@@ -46,20 +46,25 @@ def no_inputs(*_: object) -> Iterable[Suggestion]:
 class Outputs(Evidence):
     """Outputs, logsumexp and weights that were sent for a request.
 
-    whole: canonical arrays of all rows, as they were sent; limits: their baselines
-    known: what is right on all rows, None to compute it where it is needed
-    truth: of the request, None for a made input; inputs: makes inputs
+    truth: of all rows, None for a made input, for which nothing was sent; inputs: makes inputs
     """
 
-    whole: Arrays = field(default_factory=dict)
-    limits: Mapping[str, float] = field(default_factory=dict)
-    known: Known | None = None
     truth: Truth | None = None
     inputs: Inputs = no_inputs
 
+    @property
+    def _whole(self) -> Arrays:
+        """Canonical arrays of all rows, as they were sent."""
+        return {} if self.truth is None else self.truth.actual.canonical
+
+    @property
+    def _limits(self) -> dict[str, float]:
+        """The baselines of what was sent, on all rows."""
+        return {} if self.truth is None else {name: self.truth.judged[name].limit for name in self._whole}
+
     def estimated(self, check: Check) -> Iterator[Candidate[Case]]:
         """Mistakes with a number or an order that is estimated from the output."""
-        return (self.answer(names, case) for names, case in estimated(self._small, self.whole, check))
+        return (self.answer(names, case) for names, case in estimated(self._small, self._whole, check))
 
     def combined(
         self, singles: list[Hypothesis], candidates: list[Candidate[Case]], check: Check
@@ -75,11 +80,11 @@ class Outputs(Evidence):
     @cached_property
     def _small(self) -> Evidence:
         """The evidence of a part of the sample, for what is tried hundreds of times."""
-        return Evidence.of(self.case, smaller(self.sample, self.case, PAIR_SCORES), self.whole, wrong=self.wrong)
+        return Evidence.of(self.case, smaller(self.sample, self.case, PAIR_SCORES), self._whole, wrong=self.wrong)
 
     def confirms(self, hypothesis: Hypothesis, check: Check) -> bool:
         """True if the output is within the baselines of the mutant on all rows."""
-        return holds(hypothesis, self, self.whole, self.limits, check)
+        return holds(hypothesis, self, self._whole, self._limits, check)
 
     def told(self, hypotheses: list[Hypothesis]) -> list[Hypothesis]:
         """The hypotheses; of errors that are too large in the mean of rows alone those that explain them."""
@@ -94,7 +99,11 @@ class Outputs(Evidence):
 
     def alive(self, candidates: list[Candidate[Case]], check: Check) -> list[Candidate[Case]]:
         """The mutants that no row shows."""
-        return survivors(self, candidates, check, self.known)
+        known = None
+        if self.truth is not None and self.truth.right:
+            rows = {name: one.rows.legal for name, one in self.truth.judged.items() if one.rows is not None}
+            known = Known(self.truth.right, self._limits, rows)
+        return survivors(self, candidates, check, known)
 
     def suggestions(self, names: Collection[str], check: Check, *, apart: bool) -> Iterable[Suggestion]:
         """Inputs that show some mutants."""
@@ -109,7 +118,7 @@ class JudgedOutputs(Judgement):
     inputs: Inputs = no_inputs
 
     @property
-    def metadata(self) -> Metadata:  # type: ignore[override]  # never set
+    def metadata(self) -> Metadata:
         """What the service says of the request."""
         return self.truth.reference.metadata
 
@@ -126,8 +135,7 @@ class JudgedOutputs(Judgement):
 
     def passes(self, tolerance: Tolerance) -> bool:
         """True if what was sent passes a test with a tolerance."""
-        reference = self.truth.reference
-        return all(tolerance.passes(array, reference[name]) for name, array in self.truth.actual.as_sent.items())
+        return tolerance.passes_all(self.truth.actual.as_sent, self.truth.reference.arrays)
 
     def where(self) -> list[Place]:
         """Where the first array is wrong that is, those first that mutants change."""
@@ -153,16 +161,7 @@ def outputs_of(truth: Truth, inputs: Inputs = no_inputs) -> Outputs:
     names = tuple(whole) or (OUTPUT,)
     wrong = frozenset(name for name in whole if judged[name].ratio > CORRECT)
     sample = choose_sample(case, wrong_rows(truth.actual, truth.right, wrong) if wrong else None, most_scores(names))
-    limits = {name: judged[name].limit for name in whole}
-    rows = {name: one.rows.legal for name, one in judged.items() if one.rows is not None}
-    found = replace(
-        Outputs.of(case, sample, whole or None, names, wrong),
-        whole=whole,
-        limits=limits,
-        known=Known(truth.right, limits, rows) if truth.right else None,
-        truth=truth,
-        inputs=inputs,
-    )
+    found = replace(Outputs.of(case, sample, whole or None, names, wrong), truth=truth, inputs=inputs)
     return found.of_seen(name for name in wrong if judged[name].largest > CORRECT)
 
 

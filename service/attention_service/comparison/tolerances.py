@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,6 +38,10 @@ class Tolerance:
         if not self.finite and np.isnan(apart).any():
             good |= actual == expected  # of infinities, which have no difference
         return bool(good.size - np.count_nonzero(good) <= self.mismatches * good.size)
+
+    def passes_all(self, actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> bool:
+        """True if the test accepts each of some arrays. expected: by the same names"""
+        return all(self.passes(array, expected[name]) for name, array in actual.items())
 
 
 # torch.testing.assert_close, by type (https://docs.pytorch.org/docs/stable/testing.html).

@@ -85,7 +85,7 @@ class Question(Asked):
 
     @property
     def units(self) -> Mapping[str, float]:
-        """What one in a logsumexp of base 2 is."""
+        """The factor of a logsumexp of base 2."""
         return {"logsumexp": math.log(2)} if self.base2 else {}
 
     @property

@@ -49,7 +49,7 @@ class Asked:
 
     @property
     def units(self) -> Mapping[str, float]:
-        """What one in an array that was sent is in the reference, by name, where it is not one."""
+        """The factor from an array that was sent to the reference, by the name of the array, where it is not one."""
         return {}
 
     @property

@@ -24,7 +24,7 @@ def search(subject: Subject[W], candidates: list[Candidate[W]], check: Check) ->
 
     candidates: the answers of known mistakes
     """
-    possible = [one for one in candidates if not subject.contradicts(one)]
+    possible = _possible(subject, candidates)
     singles = _ranked(subject, possible)
     best = _confirmed(subject, joined(subject, singles), check)
     yield _told(best)

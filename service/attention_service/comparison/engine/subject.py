@@ -30,7 +30,10 @@ T = TypeVar("T")
 class Judgement(ABC):
     """What was sent, judged on all of its numbers."""
 
-    metadata: Metadata | None = None
+    @property
+    def metadata(self) -> Metadata | None:
+        """What the service says of the request; None if it computes none."""
+        return None
 
     @property
     @abstractmethod
@@ -87,14 +90,19 @@ class Subject(Judgement, Generic[W]):
 
     def passes(self, tolerance: Tolerance) -> bool:
         """True if what was sent passes a test with a tolerance."""
-        return all(tolerance.passes(sent, self.right[name]) for name, sent in self.actual.items())
+        return tolerance.passes_all(self.actual, self.right)
 
     def where(self) -> list[Place]:
         """Where the first array is wrong that is."""
-        for name in (name for name in self.actual if name in self.wrong):
+        for name in self.wrong_names:
             most = CORRECT * self.baselines[name]
             return places(name, self.actual[name], self.right[name], most, self.axes(name))
         return []
+
+    @property
+    def wrong_names(self) -> list[str]:
+        """The names of the arrays that are wrong, in the order in which they were sent."""
+        return [name for name in self.actual if name in self.wrong]
 
     def axes(self, name: str) -> tuple[str, ...]:
         """What each axis of an array counts."""
@@ -147,7 +155,7 @@ class Subject(Judgement, Generic[W]):
 
     def misses(self, candidate: Candidate[W], tolerance: Tolerance) -> bool:
         """True if the answer of a mistake passes a test with a tolerance."""
-        return all(tolerance.passes(array, self.right[name]) for name, array in candidate.arrays.items())
+        return tolerance.passes_all(candidate.arrays, self.right)
 
     def is_by_tile(self, name: str) -> bool:
         """True for the name of a mistake of tiles."""
@@ -208,7 +216,7 @@ class Subject(Judgement, Generic[W]):
 
     def left(self, arrays: Arrays) -> dict[str, float]:
         """The mean squared error that is left of each wrong array beside those of a mistake, in baselines."""
-        names = (name for name in self.actual if name in self.wrong and name in arrays)
+        names = (name for name in self.wrong_names if name in arrays)
         return {
             name: square(self.actual[name], arrays[name], self.baselines[name]) / arrays[name].size for name in names
         }

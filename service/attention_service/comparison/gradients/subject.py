@@ -148,7 +148,7 @@ class GradientSubject(Subject[Case]):
     def _arrays(self) -> list[Any]:
         from attention_service.comparison.gradients.facts import wrong_gradients
 
-        return wrong_gradients(self.truth, (name for name in self.actual if name in self.wrong), self.forward)
+        return wrong_gradients(self.truth, self.wrong_names, self.forward)
 
     @cached_property
     def _facts(self) -> Mapping[str, list[Fact]]:
@@ -193,16 +193,16 @@ class GradientSubject(Subject[Case]):
 
     @cached_property
     def _is_telling(self) -> bool:
-        sent = {name: array for name, array in self.actual.items() if name in self.wrong}
+        sent = {name: self.actual[name] for name in self.wrong_names}
         if not any(array.any() for array in sent.values()):
             return True
-        limits = {name: self.truth.limits.limits[name].ravel()[at] for name, at in self.places.items()}
+        limits = {name: self.truth.limits.limits[name].ravel()[self.places[name]] for name in sent}
         errors = (distances(array, self.right[name]) * self.units[name] / limits[name] for name, array in sent.items())
         return sum(float(bits_of(one).sum()) for one in errors) >= BITS
 
     def restricted(self, candidate: Candidate[Case], part: tuple[str, ...]) -> Candidate[Case]:
         """A mistake that was made for some of the wrong gradients alone."""
-        all_wrong = f"{_in_words([name for name in self.actual if name in self.wrong])} only"
+        all_wrong = f"{_in_words(self.wrong_names)} only"
         detail = candidate.case.detail.removesuffix(all_wrong).removesuffix(", ")
         case = replace(candidate.case, detail=detail).changed(INEXPRESSIBLE, detail=f"{_in_words(part)} only")
         return super().restricted(replace(candidate, case=case), part)
@@ -217,7 +217,7 @@ class GradientSubject(Subject[Case]):
         truth.case.check()
         name, variant, case = named
         right, row = truth.case.right, GRADIENT_MUTANTS.get(name)
-        wrong = [sent for sent in truth.sent if sent in self.wrong]
+        wrong = self.wrong_names
         with np.errstate(all="ignore"):
             made = gradients_of(truth, variant)
             is_killed = truth.apart(made, right) > CORRECT
@@ -263,7 +263,7 @@ class JudgedGradients(Judgement):
     outputs: Collection[Judged]
 
     @property
-    def metadata(self) -> Metadata:  # type: ignore[override]  # never set
+    def metadata(self) -> Metadata:
         """What the service says of the request."""
         return self.truth.metadata
 
@@ -279,7 +279,7 @@ class JudgedGradients(Judgement):
 
     def passes(self, tolerance: Tolerance) -> bool:
         """True if what was sent passes a test with a tolerance."""
-        return all(tolerance.passes(sent, self.truth.case.right[name]) for name, sent in self.truth.sent.items())
+        return tolerance.passes_all(self.truth.sent, self.truth.case.right)
 
     def where(self) -> list[Place]:
         """Where the first gradient is wrong that is."""
